@@ -80,7 +80,9 @@ class HardwareProbes:
         """Device class → number of tries since its last measurement, and the time of the last try."""
         self._over: set[str] = set()
         """Names of probe pods that are being deleted and still exist."""
-        self._running, self._gpus = False, gpus
+        self._gpus = gpus
+        self._running = True
+        """False if the operator has no probe pods. At first it may have those of a former leader."""
         self._said = ""
 
     async def run(self) -> None:
@@ -102,7 +104,8 @@ class HardwareProbes:
         measured before.
         """
         now = self._now()
-        listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
+        selector = f"{PROBE_LABEL}={BY_OPERATOR}"
+        listed = await self._api.find(POD, self._namespace, labelSelector=selector) if self._running else []
         pods = [_seen(body, now) for body in listed]
         jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
         self._over &= {pod.name for pod in pods}
@@ -127,11 +130,12 @@ class HardwareProbes:
             self._image.tolerations,
             gpus=self._gpus,
         )
+        # Before the first request, because a pod may exist although its creation got no answer.
+        self._running = bool(pods) or any(isinstance(action, Start) for action in actions)
         for action in actions:
             if isinstance(action, Start) and (why := changed.get(action.target.device)):
                 log.info("the hardware of %s is measured again: %s", action.target.device, why)
             await self._act(action, now)
-        self._running = bool(pods) or any(isinstance(action, Start) for action in actions)
 
     def _software(self) -> dict[str, Software]:
         return {node.name: Software.of(node.kernel, node.labels) for node in self._cache.nodes()}

@@ -154,6 +154,17 @@ def test_plans_wait_for_the_first_try_only() -> None:
     assert not awaited(), "the second try delays no plan"
 
 
+def test_an_operator_without_probe_pods_does_not_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator()
+    operator.look()
+
+    async def refuse(*_: object, **__: object) -> list[dict[str, Any]]:
+        raise AssertionError("found a list of pods; expected none")
+
+    monkeypatch.setattr(operator.api, "find", refuse)
+    assert operator.look() == []
+
+
 def test_next_leader_counts_the_pod_that_it_finds() -> None:
     operator, heir = Operator("n0"), Operator("n0")
     operator.look()
