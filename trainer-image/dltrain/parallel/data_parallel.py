@@ -12,8 +12,7 @@ have several passes, the rank waits after the last one, or in the optimizer's st
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.autograd import Variable
@@ -69,7 +68,7 @@ class DataParallel(Strategy):
             agreement = SingleRank
         self._unused = None if agreement is None else UnusedParameters(self.buffer, self._reductions, agreement)
         self._open = False
-        self._no_sync = self._partial = self._has_gradients = False
+        self._partial = self._has_gradients = False
         self._queued = self._whole = self._settled = False
         self._complete = False
         """True if the backward passes of all ranks reached every parameter, so that no gradient can be late."""
@@ -189,18 +188,6 @@ class DataParallel(Strategy):
 
     def _norm_of_all(self) -> float:
         return self.gradient_norm()
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Accumulate the gradients of backward passes inside the context, without reducing them.
-
-        The first backward pass after the context reduces the accumulated gradients.
-        """
-        self._no_sync = True
-        try:
-            yield
-        finally:
-            self._no_sync = False
 
     @property
     def _accumulates(self) -> bool:

@@ -4,8 +4,8 @@ By default, a rank has the whole model and optimizer, and a part of the batch. S
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,6 +123,8 @@ class Strategy(Placement, ABC):
         self.exposed_s = 0.0
         """Seconds of the last step in which this rank waited for the reduction and did not compute."""
         self._waited = Lap()
+        self._no_sync = False
+        """True inside ``accumulating``."""
         self.passes = Passes(device)
         """A measurement of the duration of the current step's backward passes."""
         self.sum_s = 0.0
@@ -208,12 +210,18 @@ class Strategy(Placement, ABC):
         ``finish`` then raises PeerLostError.
         """
 
-    @abstractmethod
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Accumulate the gradients of backward passes inside the context, without reducing them.
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Accumulate the gradients of backward passes inside the context, which are not complete until the next pass.
 
-        The first backward pass after the context reduces the accumulated gradients.
+        The first backward pass after the context reduces the accumulated gradients. If ranks store only a part of the
+        gradients, every pass reduces its own.
         """
+        self._no_sync = True
+        try:
+            yield
+        finally:
+            self._no_sync = False
 
     @abstractmethod
     def finish(self) -> list[float]:

@@ -10,8 +10,7 @@ reduces gradients. Others must be inside ``accumulating`` or in earlier micro-ba
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +55,6 @@ class TorchDataParallel(Strategy):
         """The part of a bucket for each parameter. Micro-batches add their weighted gradients to it."""
         self._waiting: set[int] = set()
         """Indices of the parameters that the reducer waits for in this step."""
-        self._no_sync = False
         self._wait_began: Any = None
         self._wait_ended: Any = None
         self._arrange_buckets()
@@ -152,14 +150,6 @@ class TorchDataParallel(Strategy):
         if self._norm > max_norm:
             torch._foreach_mul_(self._gradients(), max_norm / (self._norm + 1e-6))  # as clip_grad_norm_
         return self._norm
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        self._no_sync = True
-        try:
-            yield
-        finally:
-            self._no_sync = False
 
     def finish(self) -> list[float]:
         assert self._open, "begin comes before finish"

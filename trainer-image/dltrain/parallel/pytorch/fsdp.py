@@ -11,8 +11,7 @@ rank has room for all gradients. In each step, exactly one backward pass complet
 ``accumulating`` or in earlier micro-batches. Each forward pass needs all ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -93,7 +92,7 @@ class FullyShardedParallel(Strategy):
         self._summed: list[float] | None = None
         self._earlier: dict[int, Tensor] = {}
         """Sum of the weighted gradients of the step's earlier micro-batches, by the parameter's index."""
-        self._open = self._finished = self._queued = self._no_sync = self._partial = False
+        self._open = self._finished = self._queued = self._partial = False
         self._has_gradients = self._clipped = False
         self._left = 1.0
 
@@ -160,15 +159,6 @@ class FullyShardedParallel(Strategy):
         if norm > max_norm:
             torch._foreach_mul_(self._parts(), max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
         return norm / self._left
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Accumulate the gradients of backward passes inside the context. They are reduced, but not complete."""
-        self._no_sync = True
-        try:
-            yield
-        finally:
-            self._no_sync = False
 
     def finish(self) -> list[float]:
         assert self._open, "begin comes before finish"
