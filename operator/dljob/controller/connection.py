@@ -8,12 +8,15 @@ for a kubeconfig with an exec plugin.
 import asyncio
 import logging
 import os
+import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakSet
 
 import aiohttp
 import kopf
@@ -23,6 +26,8 @@ log = logging.getLogger("dljob")
 
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 REREAD_S = 60.0
+CLOSED_S = 2.0
+"""Maximum time to close the connections of a session."""
 _environment = threading.Lock()
 """Held while KUBECONFIG has another value, see ``_kubeconfig``."""
 
@@ -43,9 +48,39 @@ class Connection:
         """Return a new session, whose responses have the class ``responses``. The caller closes it."""
         return aiohttp.ClientSession(
             response_class=responses,
-            connector=aiohttp.TCPConnector(limit=0, ssl=self.info.as_ssl_context(), keepalive_timeout=60),
+            connector=_Connector(self.info.as_ssl_context()),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
         )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A connector whose connections are all closed when it is closed, also those of requests that were given up.
+
+    aiohttp forgets a TLS connection whose request was given up, such as a watch that ends early. asyncio keeps the
+    connection for up to 30 s until the server has answered TLS's close message. If the event loop ends before that, as
+    at the end of a command or of a client of the SDK, the socket remains open.
+    """
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        super().__init__(limit=0, ssl=tls, keepalive_timeout=60, socket_factory=self._made)
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+
+    def _made(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        await super().close(abort_ssl=True)
+        for each in self._sockets:
+            with suppress(OSError):  # It is closed already.
+                each.shutdown(socket.SHUT_RDWR)
+        # asyncio closes a socket only after it has noticed that the connection has ended.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSED_S):
+                while any(each.fileno() >= 0 for each in self._sockets):
+                    await asyncio.sleep(0.001)
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None) -> Connection:

@@ -55,7 +55,6 @@ class HollowNodes:
         self._task = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
 
     def stop(self) -> None:
-        # A request that is cancelled would leave its TLS connection open, and the loop would end before it is closed.
         self._loop.call_soon_threadsafe(self._ending.set)
         wait([self._task], 30)
         self._call(self._end())
@@ -102,8 +101,6 @@ class HollowNodes:
             for pod in await self._pods(name):
                 await self._remove(pod)
             await self._api.delete(NODE, None, name)
-        # Without a TLS shutdown, for which the loop would have to wait: an open connection is a warning in a later test.
-        await self._session.connector.close(abort_ssl=True)
         await self._session.close()
 
     async def _live(self) -> None:
