@@ -16,6 +16,7 @@ from celpy import Environment
 from celpy.adapter import json_to_cel
 from celpy.celtypes import StringType
 from celpy.evaluation import CELEvalError
+from lark import Tree
 
 from dljob.api import crd
 
@@ -86,7 +87,17 @@ def defaulted(schema: Json, value: Any) -> Any:
 @cache
 def _program(rule: str) -> Any:
     environment = Environment()
-    return environment.program(environment.compile(rule), functions={"format": _formatted})
+    return environment.program(_pruned(environment.compile(rule)), functions={"format": _formatted})
+
+
+_PRECEDENCE = {"expr", "conditionalor", "conditionaland", "relation", "addition", "multiplication", "unary", "member"}
+
+
+def _pruned(tree: Tree[Any]) -> Tree[Any]:
+    """Return the syntax tree without nodes that only pass on their child: celpy visits one per level of precedence."""
+    tree.children = [_pruned(child) if isinstance(child, Tree) else child for child in tree.children]
+    child = tree.children[0] if len(tree.children) == 1 else None
+    return child if tree.data in _PRECEDENCE and isinstance(child, Tree) else tree
 
 
 def _formatted(text: Any, values: Any) -> StringType:
@@ -130,9 +141,11 @@ def change_refusals(old: Json, new: Json) -> list[str]:
 
 def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
     """Yield every rule of the schema that ``value`` breaks, and the second of two items of a map list with equal keys."""
-    for rule in schema.get("x-kubernetes-validations", ()):
-        if not holds(rule["rule"], value):
-            yield Broken(path, rule["message"])
+    if rules := schema.get("x-kubernetes-validations"):
+        given = {"self": json_to_cel(value)}
+        for rule in rules:
+            if "oldSelf" not in rule["rule"] and not _evaluated(rule["rule"], given):
+                yield Broken(path, rule["message"])
     if isinstance(value, dict):
         for name, field in schema.get("properties", {}).items():
             if name in value:
