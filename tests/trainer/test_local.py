@@ -34,7 +34,7 @@ def local(ranks: int, *arguments: str | Path, port: str = "29500", fresh: bool =
     return run(started, BUSY_S, OMP_NUM_THREADS="1", MASTER_PORT=port)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_built_in_model_trains_locally(ranks: int, tmp_path: Path) -> None:
     ended = local(
         ranks,
@@ -72,7 +72,7 @@ def test_lenet_learns_real_images() -> None:
     assert finished is not None and float(finished[1]) > 0.9, ended.output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     """It exits with code 0 even if gloo threads still run, because ``zygote.run`` runs it as in a pod."""
     ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()))
@@ -94,7 +94,7 @@ def test_elastic_torchrun_script_goes_on_with_another_number_of_ranks(
     assert float(re.findall(r"accuracy (\d\.\d+)", ended.output)[-1]) > 0.95, ended.output
 
 
-@pytest.mark.parametrize("script", ["train_mpi4py.py", "train_horovod.py"])
+@pytest.mark.parametrize("script", ["train_mpi4py.py", pytest.param("train_horovod.py", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_unmodified_mpi_program_trains(script: str, ranks: int) -> None:
     ended = local(ranks, SCRIPTS / script)

@@ -68,7 +68,7 @@ def scripts(name: str, text: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"train.py": text}}
 
 
-@pytest.mark.parametrize("framework", ["Torchrun", "MPI"])
+@pytest.mark.parametrize("framework", ["Torchrun", pytest.param("MPI", marks=pytest.mark.long)])
 def test_script_runs_in_an_image_that_was_not_built_from_ours(
     framework: str, image: tuple[str, str], kubectl: Kubectl
 ) -> None:

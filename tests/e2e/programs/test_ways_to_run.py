@@ -11,10 +11,10 @@ from support.cluster.pod_server import trainer_image
 pytestmark = pytest.mark.e2e
 
 
-EXAMPLES = ("own-script.yaml", "report.yaml", "mpi.yaml")
-# Others in hack/test run what these run: torchrun scripts, Horovod's API over MPI, the first job of the README, and a job
-# that stops at its target (a test of the agents).
-LIKE_OTHERS = ("torchrun.yaml", "torchrun-elastic.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
+EXAMPLES = ("own-script.yaml", "mpi.yaml")
+# Others in hack/test run what these run: torchrun scripts, Horovod's API over MPI, the first job of the README, a script
+# that reports, and a job that stops at its target (tests of the agents).
+LIKE_OTHERS = ("torchrun.yaml", "torchrun-elastic.yaml", "report.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *(pytest.param(name, marks=pytest.mark.long) for name in LIKE_OTHERS)])
@@ -65,6 +65,7 @@ exec(open("/scripts/train_torchrun.py").read())
     kubectl.wait_phase("torchrun-only", "Complete", 240)
 
 
+@pytest.mark.long
 def test_command_with_mpirun_runs_its_program_in_one_world(kubectl: Kubectl) -> None:
     script, job = yaml.safe_load_all((ROOT / "examples" / "mpi.yaml").read_text())
     script["metadata"]["name"] = job["metadata"]["name"] = "mpirun"
@@ -83,6 +84,7 @@ if (world.size, world.allreduce(world.rank + 1)) != (2, 3):
     kubectl.wait_phase("mpirun", "Complete", 240)
 
 
+@pytest.mark.long
 def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:
     image = trainer_image(admin)
     job, service, files = yaml.safe_load_all((ROOT / "examples" / "dataset-uri.yaml").read_text())

@@ -88,7 +88,8 @@ def test_lost_stage_server_or_rank_of_ddp_restarts_from_the_last_checkpoint(kind
     assert "resumed from step" in two.pods[0].text()
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
 def test_lost_layered_server_or_worker_is_named_and_restarts_from_the_last_checkpoint(victim: int, two: Job) -> None:
     """Rank 0 is the server, which owns the parameters and writes the checkpoints. Rank 1 is the worker."""
     plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)

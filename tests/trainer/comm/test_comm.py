@@ -11,7 +11,7 @@ from support.trainer.ranks import BODIES, run_ranks
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)])
 def test_every_algorithm_sums_like_numpy(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "training/collectives.py", str(ranks), timeout_s=90)
     assert "all sums right" in ended.output

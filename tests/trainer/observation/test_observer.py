@@ -130,6 +130,7 @@ model = Model()
     assert found[0].flops == pytest.approx((2 + trained) * 2 * 4 * (6 * 8 * 11 + 2 * 6 * 6 * 8))
 
 
+@pytest.mark.long
 def test_recurrent_layers_and_frozen_parameters_count(tmp_path: Path) -> None:
     model = """
 class Model(nn.Module):
@@ -154,10 +155,13 @@ model = Model()
     [
         (loop(after="torch.set_grad_enabled(False); model.eval()(x); model.train(); torch.set_grad_enabled(True)"),
          "evaluates the model"),
-        (loop(model="w = nn.Parameter(torch.zeros(20, 2)); model = nn.ParameterList([w])",
-              loss="nn.functional.cross_entropy(x @ w, y)"), "found no call of a torch.nn.Module"),
-        (loop(model="model = nn.Embedding(9, 2)", batch="x = torch.randint(9, (4,)); y = torch.randint(2, (4,))"),
-         "found no products of matrices"),
+        pytest.param(
+            loop(model="w = nn.Parameter(torch.zeros(20, 2)); model = nn.ParameterList([w])",
+                 loss="nn.functional.cross_entropy(x @ w, y)"),
+            "found no call of a torch.nn.Module", marks=pytest.mark.long),
+        pytest.param(
+            loop(model="model = nn.Embedding(9, 2)", batch="x = torch.randint(9, (4,)); y = torch.randint(2, (4,))"),
+            "found no products of matrices", marks=pytest.mark.long),
     ],
     ids=["evaluation", "no module", "no products"],
 )  # fmt: skip
@@ -174,6 +178,7 @@ def test_evaluation_after_one_step_delays_the_observation(tmp_path: Path) -> Non
     assert found[0].steps == 4 and found[0].samples == 32
 
 
+@pytest.mark.long
 def test_script_may_use_modes_hooks_and_transforms_of_torch(tmp_path: Path) -> None:
     """They would fail, or end in the wrong order, if the observer's modes overlapped with theirs."""
     model = """
@@ -330,6 +335,7 @@ model = Watched(20, 2)
     assert "was not updated again" in ended.stderr and "(0, 0, 0)" in ended.stdout
 
 
+@pytest.mark.long
 def test_data_loaders_that_are_forked_from_an_observed_step_are_not_observed(tmp_path: Path) -> None:
     after = """if step == 2:
         import os
@@ -344,7 +350,10 @@ def test_data_loaders_that_are_forked_from_an_observed_step_are_not_observed(tmp
 
 @pytest.mark.parametrize(
     "function",
-    ["compiled = torch.compile(torch.sin, backend='aot_eager')", "compiled = None"],
+    [
+        "compiled = torch.compile(torch.sin, backend='aot_eager')",
+        pytest.param("compiled = None", marks=pytest.mark.long),
+    ],
     ids=["before", "within the observed step"],
 )
 def test_torch_compiles_what_is_first_called_in_an_observed_step(tmp_path: Path, function: str) -> None:
@@ -366,6 +375,7 @@ model = Model(20, 2)
     assert ended.stdout == python(script, None).stdout and ended.stdout.endswith("\n1\n")
 
 
+@pytest.mark.long
 def test_script_may_use_operators_of_higher_order(tmp_path: Path) -> None:
     model = """
 class Model(nn.Linear):

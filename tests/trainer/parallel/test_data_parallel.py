@@ -121,7 +121,8 @@ def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ran
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/precision/grad_scaler.py", str(ranks), timeout_s=120)
     assert ended.output.count("updates skipped") == 12, ended.output

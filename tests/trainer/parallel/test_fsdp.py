@@ -27,7 +27,8 @@ def test_loops_equal_one_process(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [3, 2])
 def test_micro_batches_and_evaluation_equal_one_process(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODY, str(ranks), str(tmp_path), "micro_batches", "held_out", "misuse", timeout_s=200)
     assert ended.output.count("off by") == 3, ended.output

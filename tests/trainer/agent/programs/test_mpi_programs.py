@@ -61,7 +61,7 @@ def test_mpi4py_has_all_ranks_of_all_pods(two: Job) -> None:
     [
         pytest.param(("sh", "-c", 'exec "$0" -c "$1"', sys.executable), NO_TORCH, marks=pytest.mark.long),
         (("python", "-m", "mpi4py", "-c"), {}),
-        (("python", "-u", "-c"), {}),
+        pytest.param(("python", "-u", "-c"), {}, marks=pytest.mark.long),
     ],
     ids=["another interpreter", "mpi4py's own way to run", "preloaded interpreter"],
 )
@@ -112,7 +112,7 @@ world.Barrier()
             "raise RuntimeError('broken input')", "RankFailed", 1, "RuntimeError: broken input", marks=pytest.mark.long
         ),
         pytest.param("sys.exit(7)", "RankFailed", 7, "", marks=pytest.mark.long),
-        ("world.Abort(5)", "RankFailed", 5, ""),
+        pytest.param("world.Abort(5)", "RankFailed", 5, "", marks=pytest.mark.long),
         ("os.kill(os.getpid(), 9)", "RankKilled", 137, ""),
     ],
     ids=["exception", "exit", "abort", "kill"],

@@ -17,6 +17,7 @@ SCRIPT = str(Path(__file__).resolve().parents[4] / "examples/scripts/train_torch
 PARAMETERS = 20 * 64 + 64 + 64 * 2 + 2
 
 
+@pytest.mark.long
 def test_structure_of_an_unmodified_script_is_in_the_report(two: Job) -> None:
     """The script runs in a fork of the agent's zygote, with two ranks over gloo."""
     two.start(two.plan(model=ModelRef(command=("torchrun", SCRIPT), framework="Torchrun")))

@@ -51,7 +51,8 @@ def environ(job: Job, store: Server) -> dict[str, str]:
     return {"DLTRAIN_IMPORT_AHEAD": "off", **store.environ(host)}
 
 
-@pytest.mark.parametrize("framework", ["Torchrun", pytest.param("MPI", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("framework", ["Torchrun", "MPI"])
 def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Server, framework: str) -> None:
     disks, go = disk_of_each_pod(two), two.directory / "go"
     plan = staged(two, framework, "6", "4", str(go))

@@ -89,6 +89,7 @@ def test_suspended_script_that_heeds_requests_gets_no_signal(two: Job) -> None:
     assert len(steps[0]) == 1 and steps[0] == steps[1], steps
 
 
+@pytest.mark.long
 def test_job_without_improvement_stops_and_needs_no_checkpoints(two: Job) -> None:
     """The loss does not become a thousand."""
     plan = two.plan(
