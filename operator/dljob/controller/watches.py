@@ -14,6 +14,7 @@ import aiohttp
 import kopf
 from kopf._core.engines import peering
 
+from dljob.controller.rereading import Rereader
 from dljob.controller.tasks import run_until_one_ends
 from dljob.controller.unprocessed import UnprocessedEvents
 from dljob.controller.work_queue import WorkQueue
@@ -120,6 +121,7 @@ class Watches:
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
         self._silence_s = silence_s
         self._events = UnprocessedEvents()
+        self._rereader = Rereader(cache, api, self._index, self._changed)
         self.session = session(
             bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received)
         )
@@ -199,11 +201,13 @@ class Watches:
 
         Run forever. A watch without events works if a new list of DLJobs has nothing that the cache lacks and kopf has
         sent a request for DLJobs within 2 x ``silence_s`` seconds, or if the API server does not answer. Each round
-        also reads the jobs whose events kopf has received and not processed (``_process_overdue``).
+        also reads the jobs whose events kopf has received and not processed (``_process_overdue``), and the objects for
+        which the cache has room again.
         """
         while True:
             await asyncio.sleep(self._silence_s / 3)
             await self._process_overdue()
+            await self._rereader.round()
             if monotonic() - self._jobs_active_at < self._silence_s:
                 continue
             try:

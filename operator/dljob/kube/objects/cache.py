@@ -108,7 +108,7 @@ class Cache:
         self._queues = queues
         self.queue_api, self.queue_problem = "", ""
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
-        self._lost_nodes, self._set_owners, self._texts = LostNodes(now), SetOwners(), StoredTexts()
+        self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         self.ledger = Ledger()
@@ -139,10 +139,10 @@ class Cache:
         stranger = kind is POD and job is None
         seen = None if stranger else _TRIM[kind.plural](body)
         if isinstance(seen, JobSeen):
-            bounded = self._texts.bounded_job(key, seen)
+            bounded = self.texts.bounded_job(key, seen)
             seen = bounded if self._queues else replace(bounded, queue="", queue_priority="")
         if isinstance(seen, trim.MapSeen):
-            seen = self._texts.bounded_map(key, seen)
+            seen = self.texts.bounded_map(key, seen)
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._lost_nodes.added(key[1])
@@ -203,11 +203,11 @@ class Cache:
         self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
         if kind is CONFIG_MAP:
-            self._texts.forget(trim.MapSeen, (namespace, name))
+            self.texts.forget(trim.MapSeen, (namespace, name))
         if kind is POD:
             self.ledger.drop_pod(entry.uid)
         if kind is DLJOB:
-            self._texts.forget(JobSeen, (namespace, name))
+            self.texts.forget(JobSeen, (namespace, name))
             self._evictions.forget((namespace, name))
             self._rejections.forget((namespace, name))
             self.plans.forget((namespace, name))

@@ -2,13 +2,14 @@
 
 Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and whoever may create DLJobs can store
 specs that take 1.4 MiB each in memory. The operator has all of them in memory. With the limit, the namespace that
-exceeds it has the consequences, and not the operator.
+exceeds it has the consequences, and not the operator. An object that did not fit is read again once it fits.
 """
 
 from dataclasses import replace
 
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import PROBLEM_KEY
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, Kind
 from dljob.kube.objects.bounds import number_of_values
 from dljob.kube.objects.trim import MapSeen
 
@@ -32,15 +33,18 @@ _SPEC_PROBLEM = (
 
 Key = tuple[str, str]
 """Namespace and name of an object."""
+_KINDS: dict[type, Kind] = {JobSeen: DLJOB, MapSeen: CONFIG_MAP}
 
 
 class StoredTexts:
-    """The bytes of the specs, plans and reports in the cache, by namespace."""
+    """The bytes of the specs, plans and reports in the cache, by namespace, and the objects that did not fit."""
 
     def __init__(self) -> None:
         self._nbytes: dict[tuple[type, Key], int] = {}
         """Bytes of each ConfigMap and of each spec, by the type of the object, namespace and name."""
         self._sums: dict[tuple[type, str], int] = {}
+        self._refused: dict[tuple[type, Key], int] = {}
+        """Bytes of each object that did not fit, the oldest refusal first."""
 
     def bounded_map(self, key: Key, seen: MapSeen) -> MapSeen:
         """Return the ConfigMap ``seen`` in the form that the cache stores, and count its bytes.
@@ -69,11 +73,27 @@ class StoredTexts:
         nbytes = VALUE_NBYTES * max(0, number_of_values(seen.spec) - UNCOUNTED_VALUES)
         return seen if self._fits(JobSeen, key, nbytes) else replace(seen, spec={}, spec_problem=_SPEC_PROBLEM)
 
+    def fitting(self, most: int) -> list[tuple[Kind, Key]]:
+        """Return the objects that did not fit when the cache got them and would fit now, at most ``most``.
+
+        Their texts are no longer known, so that they must be read again. Those that were refused first come first.
+        """
+        found: list[tuple[Kind, Key]] = []
+        free: dict[tuple[type, str], int] = {}
+        for (kind, key), nbytes in self._refused.items():
+            place = (kind, key[0])
+            left = free.setdefault(place, MAX_NAMESPACE_NBYTES - self._sums.get(place, 0))
+            if nbytes <= left and len(found) < most:
+                free[place] = left - nbytes
+                found.append((_KINDS[kind], key))
+        return found
+
     def _fits(self, kind: type, key: Key, nbytes: int) -> bool:
         """Count the bytes of an object in place of those of its earlier version. Return False if they are too many."""
         self.forget(kind, key)
         place = (kind, key[0])
         if self._sums.get(place, 0) + nbytes > MAX_NAMESPACE_NBYTES:
+            self._refused[kind, key] = nbytes
             return False
         if nbytes:
             self._nbytes[kind, key] = nbytes
@@ -82,6 +102,7 @@ class StoredTexts:
 
     def forget(self, kind: type, key: Key) -> None:
         """Forget an object that is no longer in the cache. Do nothing if its bytes were not counted."""
+        self._refused.pop((kind, key), None)
         if nbytes := self._nbytes.pop((kind, key), 0):
             place = (kind, key[0])
             self._sums[place] -= nbytes
