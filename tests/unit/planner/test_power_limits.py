@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dljob.api import DLJobSpec, PlanStatus
 from dljob.calibrate.learned import LearnedPoint
 from dljob.cluster import catalogue
 from dljob.cluster.prices import Prices
+from dljob.job.plan.status import plan_status
 from dljob.perf.resources import energy, power
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.workload.workload import builtin
@@ -18,6 +20,7 @@ from dljob.planner import Decision, Learned, Request
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types import FixedChoice
 from support.planner_questions import A100, DIGITS, RESNET, T4, decided, rejected, view
+from support.specs.small_specs import MINIMAL
 
 NODE: dict[str, Any] = {"device": A100, "devices": 1, "cpu": 16, "memory": "256Gi"}
 LIMITED = f"{A100}@250W"
@@ -214,3 +217,13 @@ def test_limit_has_no_effect_on_a_step_that_its_host_bounds() -> None:
     small = replace(DIGITS, minimize="Energy", fixed=(FixedChoice(A100, 1, 1, None),))
     now, *others = on(None, small).power_limits
     assert [each.prediction.step_s for each in others] == pytest.approx([now.prediction.step_s] * len(others), rel=1e-3)
+
+
+def test_status_shows_the_advice_within_its_bound() -> None:
+    """Fixed bug: only ``dljob plan`` printed the advice."""
+    job, found = DLJobSpec.model_validate(MINIMAL), on(None, replace(ALONE, minimize="Energy"))
+    assert found.power_advice is not None
+    assert plan_status(job, found, 1, "digest").power_advice == found.power_advice
+    assert plan_status(job, on(None), 1, "digest").power_advice is None
+    long = plan_status(job, replace(found, power_advice="w" * 5000), 1, "digest")
+    assert PlanStatus.model_validate(long.manifest()) == long

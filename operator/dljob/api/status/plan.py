@@ -194,6 +194,15 @@ class PlanStatus(ApiModel):
             "further run."
         ),
     ] = None
+    power_advice: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="Power limits of the plan's GPUs that would save energy, cost or carbon, and their effect. An "
+            "administrator sets them: dljob does not. Unset if the job minimizes time, or if other limits save less "
+            "than 1 %.",
+        ),
+    ] = None
     placement: Annotated[
         str | None,
         Field(

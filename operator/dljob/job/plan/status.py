@@ -18,6 +18,9 @@ from dljob.planner import BatchDecision, Choice, Decision, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
 
+MAX_ADVICE = 1024
+"""Maximum length of ``status.plan.powerAdvice``. A plan with several types of GPUs has about 150 characters of each."""
+
 
 def figures(value: float) -> float:
     """Round a value to four significant figures, which are easy to read and more precise than any prediction."""
@@ -144,6 +147,7 @@ def plan_status(
         candidates=tuple(_candidate(c, chosen) for c in decision.candidates),
         trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
         next_measurement=decision.next_measurement,
+        power_advice=decision.power_advice[:MAX_ADVICE] if decision.power_advice else None,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
         placement=explanation(decision),
         defaults=defaults or None,
