@@ -142,7 +142,7 @@ class TestTargets:
             (
                 {"view": ONE_HOST, "busy": {"n0-0"}},
                 [A100],
-                "jobs use the same machine (label dljob.dev/machine) or pods of jobs",
+                "jobs use the machine of its nodes (label dljob.dev/machine); or pods of jobs",
             ),
         ],
     )
@@ -161,6 +161,14 @@ class TestTargets:
         tainted = view({"cpu": 4, "taints": [{"key": key, "effect": effect}]})
         assert bool(probe_targets(tainted, {})[0]) == able
         assert probe_targets(tainted, {}, tolerations=[{"key": key, "operator": "Exists"}])[0]
+
+    def test_a_left_out_node_has_its_real_reason(self) -> None:
+        """Fixed bug: the message said that repeated faults had occurred, whatever the reason."""
+        limited = view(*({"device": A100, "devices": 8, "cpu": 64, "powerLimit": 9000} for _ in range(6)))
+        found, (why,) = probe_targets(limited, {})
+        assert not found and "faults" not in why
+        assert f"{A100}: not measured, because plans leave out node n0 (label dljob.dev/power-limit of node n0: " in why
+        assert why.count("plans leave out") == 4 and why.endswith("; and for 2 more reasons")
 
     def test_a_full_node_is_not_measured(self) -> None:
         full = view(

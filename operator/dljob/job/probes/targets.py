@@ -15,6 +15,8 @@ MIN_CPU = 0.5
 IDLE_CPU = 0.5
 """Fraction of the CPUs of an idle node that no pod requests."""
 MIN_MEMORY_NBYTES = 2 * 2**30 + PROCESS_NBYTES // 4
+MAX_REASONS = 4
+"""Maximum number of reasons in a message. Each left-out node has a reason of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def probe_targets(
             why.append(f"{device}: measured before; measure it again with --device {device}")
         elif not (able := [each for each in nodes if _obstacle(each, busy, near, tolerations, idle=idle) is None]):
             reasons = {_obstacle(each, busy, near, tolerations, idle=idle) or "" for each in nodes}
-            why.append(f"{device}: not measured, because on its nodes {' or '.join(sorted(reasons))}")
+            why.append(f"{device}: not measured, because {_listed(sorted(reasons))}")
         else:
             able.sort(key=lambda each: (-each.free_cpu, each.name))
             others = [each for each in view.nodes if each.device == device and each != able[0]]
@@ -74,6 +76,12 @@ def probe_targets(
             peers = [each.name for each in others if _obstacle(each, (), (), tolerations) is None]
             found.append(Target(device, first.is_gpu, first.name, first.free_cpu, next(iter(peers), None)))
     return found, why
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    text = "; or ".join(reasons[:MAX_REASONS])
+    more = len(reasons) - MAX_REASONS
+    return f"{text}; and for {more} more reason{'s' if more > 1 else ''}" if more > 0 else text
 
 
 def _obstacle(
@@ -92,21 +100,21 @@ def _obstacle(
     for taint in node.taints:
         of_gpus = node.is_gpu and taint[0] in GPU_RESOURCES.values()
         if taint[2] in ("NoSchedule", "NoExecute") and not of_gpus and not tolerates(tolerations, taint):
-            return f"the taint {taint[0]} is not tolerated"
+            return f"the taint {taint[0]} of its nodes is not tolerated"
     if node.left_out is not None:
-        return "repeated faults occurred"
+        return f"plans leave out node {node.name} ({node.left_out})"
     if node.name in busy:
-        return "pods of jobs run"
+        return "pods of jobs run on its nodes"
     if node.name in near:
-        return "jobs use the same machine (label dljob.dev/machine)"
+        return "jobs use the machine of its nodes (label dljob.dev/machine)"
     if node.free_devices < 1:
-        return "no device is free"
+        return "no device of its nodes is free"
     if node.free_cpu < MIN_CPU:
-        return f"fewer than {MIN_CPU:g} CPUs are free"
+        return f"fewer than {MIN_CPU:g} CPUs of its nodes are free"
     if node.free_memory_nbytes < MIN_MEMORY_NBYTES:
-        return "too little memory is free"
+        return "too little memory of its nodes is free"
     if idle and node.is_gpu and node.free_devices < node.devices:
-        return "other pods use GPUs"
+        return "other pods use GPUs of its nodes"
     if idle and node.free_cpu < node.cpu * IDLE_CPU:
-        return f"other pods request more than {1 - IDLE_CPU:.0%} of the CPUs"
+        return f"other pods request more than {1 - IDLE_CPU:.0%} of the CPUs of its nodes"
     return None
