@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dljob.client.errors import BadInputError
+
 MAX_UNPACKED_NBYTES = 2**26
 """Maximum number of bytes of one entry. 1 MiB, the limit of a ConfigMap, can be unpacked to 1 GiB."""
 
@@ -32,10 +34,19 @@ def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
     """Return {rank: last output}, in the order of ranks, from ``body``, the ConfigMap ``<job>-logs``.
 
     The entries are compressed and encoded in base64; the results are plain text. Ignore entries whose names
-    do not have the form ``rank-<number>.log.gz``.
+    do not have the form ``rank-<number>.log.gz``. Raise BadInputError if an entry is damaged.
     """
-    data = body.get("binaryData") or {}
-    return {rank: _unpacked(data[name]) for rank, name in _ranks(data).items()}
+    return {rank: output_of(body, rank) for rank in ranks_of(body)}
+
+
+def ranks_of(body: Mapping[str, Any]) -> list[int]:
+    """Return the ranks whose last output the ConfigMap ``body`` (``<job>-logs``) has, in their order."""
+    return list(_ranks(body.get("binaryData") or {}))
+
+
+def output_of(body: Mapping[str, Any], rank: int) -> str:
+    """Return the last output of one of the ranks in ``ranks_of(body)``. Raise BadInputError if its entry is damaged."""
+    return _unpacked(body, _ranks(body["binaryData"])[rank])
 
 
 def attempts_of(body: Mapping[str, Any]) -> dict[int, str]:
@@ -48,7 +59,7 @@ def attempts_of(body: Mapping[str, Any]) -> dict[int, str]:
     newest = base64.b64decode(data.get("attempt", "")).decode(errors="replace")
     try:
         earlier = json.loads(base64.b64decode(data.get("earlier-attempts.json", "")) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         earlier = {}
     if not isinstance(earlier, dict):
         return {}
@@ -65,13 +76,49 @@ def _ranks(names: Iterable[str]) -> dict[int, str]:
 def report_of(body: Mapping[str, Any], kind: str) -> str | None:
     """Return the run report from ``body``, the ConfigMap ``<job>-logs``; None if ``body`` has no such report.
 
-    ``kind``: ``html`` for the page with plots, or ``json`` for its data.
+    ``kind``: ``html`` for the page with plots, or ``json`` for its data. Raise BadInputError if the entry is damaged.
     """
-    data = (body.get("binaryData") or {}).get(f"report.{kind}.gz")
-    return None if data is None else _unpacked(data)
+    name = f"report.{kind}.gz"
+    return _unpacked(body, name) if name in (body.get("binaryData") or {}) else None
 
 
-def _unpacked(data: str) -> str:
-    """Decompress an entry of the ConfigMap, at most ``MAX_UNPACKED_NBYTES`` of it."""
+def report_data_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the data of the run report from ``body``, the ConfigMap ``<job>-logs``; None if it has no report.
+
+    Raise BadInputError if the entry is damaged.
+    """
+    text = report_of(body, "json")
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(body, "report.json.gz", str(error)) from None
+    if not isinstance(found, dict):
+        raise _damaged(body, "report.json.gz", f"JSON of type {type(found).__name__} in place of an object")
+    return found
+
+
+def _unpacked(body: Mapping[str, Any], name: str) -> str:
+    """Decompress an entry of the ConfigMap, at most ``MAX_UNPACKED_NBYTES`` of it.
+
+    Raise BadInputError if it is not a complete gzip file.
+    """
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: with the header of gzip
-    return unpacker.decompress(base64.b64decode(data), MAX_UNPACKED_NBYTES).decode(errors="replace")
+    try:
+        found = unpacker.decompress(base64.b64decode(body["binaryData"][name]), MAX_UNPACKED_NBYTES)
+    except (zlib.error, ValueError) as error:
+        raise _damaged(body, name, str(error)) from None
+    if not unpacker.eof and len(found) < MAX_UNPACKED_NBYTES:
+        raise _damaged(body, name, "it ends early")
+    return found.decode(errors="replace")
+
+
+def _damaged(body: Mapping[str, Any], name: str, reason: str) -> BadInputError:
+    """Return the error about a damaged entry. The name of the ConfigMap is ``<job>-logs``."""
+    stored = str((body.get("metadata") or {}).get("name") or "JOB-logs")
+    return BadInputError(
+        f"{name} in ConfigMap {stored}: found a damaged entry ({reason}); expected a complete gzip file, as the job's "
+        "pods write it. A job with checkpoints has its reports and logs beside them, too: copy these with dljob "
+        f"get-model {stored.removesuffix('-logs')} DIR --all"
+    )

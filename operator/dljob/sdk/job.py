@@ -1,22 +1,23 @@
 """A job on the cluster."""
 
 import asyncio
-import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from dljob.api import DLJobStatus, Phase, Progress
+from dljob.client.errors import BadInputError
 from dljob.client.model_copy import CopyOptions, copy_model
-from dljob.client.records import outputs_of, report_of
+from dljob.client.records import output_of, ranks_of, report_data_of, report_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
-from dljob.sdk.session import Session
+from dljob.sdk.session import Session, translated
 from dljob.sdk.targets import TARGETS, Target
 from dljob.status import readable_status
 
+T = TypeVar("T")
 _ENDED = (Phase.COMPLETE, Phase.FAILED)
 
 
@@ -143,35 +144,40 @@ class Job:
         """Return {rank: last output} of a job whose ranks have ended, as ``dljob logs`` prints it.
 
         ``rank``: only this rank; None: all ranks. At most 32 KiB per rank are stored. Raise DLJobError if no output is
-        stored, such as while the job runs.
+        stored, such as while the job runs, or if it is damaged.
         """
-        outputs = outputs_of(self._records())
-        wanted = outputs if rank is None else {key: text for key, text in outputs.items() if key == rank}
+        records = self._records()
+        ranks = ranks_of(records)
+        wanted = ranks if rank is None else [each for each in ranks if each == rank]
         if not wanted:
-            listed = ", ".join(map(str, outputs)) or "none"
+            listed = ", ".join(map(str, ranks)) or "none"
             raise DLJobError(
                 f"{self.name}: found output of ranks: {listed}; expected {'ranks' if rank is None else f'rank {rank}'} "
                 "that have ended. While the job runs, use kubectl logs"
             )
-        return wanted
+        return {each: _readable(output_of, records, each) for each in wanted}
 
     def report(self) -> dict[str, Any]:
-        """Return the data of the run report of a job that has ended. Raise DLJobError if there is none."""
-        found: dict[str, Any] = json.loads(self._report("json"))
-        return found
+        """Return the data of the run report of a job that has ended.
+
+        Raise DLJobError if there is none, or if it is damaged.
+        """
+        return self._stored(_readable(report_data_of, self._records()))
 
     def report_html(self) -> str:
-        """Return the run report of a job that has ended as a page with plots. Raise DLJobError if there is none."""
-        return self._report("html")
+        """Return the run report of a job that has ended as a page with plots.
 
-    def _report(self, kind: str) -> str:
-        text = report_of(self._records(), kind)
-        if text is None:
+        Raise DLJobError if there is none, or if it is damaged.
+        """
+        return self._stored(_readable(report_of, self._records(), "html"))
+
+    def _stored(self, report: T | None) -> T:
+        if report is None:
             raise DLJobError(
                 f"{self.name}: found no run report; expected a job that has ended. While the job runs, the report is "
                 "on its checkpoint volume"
             )
-        return text
+        return report
 
     def _records(self) -> Mapping[str, Any]:
         return self._session.call(lambda api: requests.records(api, self.namespace, self.name, self.uid))
@@ -211,6 +217,14 @@ class Job:
     def delete(self) -> None:
         """Delete the job and its pods. Do nothing if it no longer exists."""
         self._session.call(lambda api: requests.delete(api, self.namespace, self.name, self.uid))
+
+
+def _readable(read: Callable[..., T], *arguments: Any) -> T:
+    """Return ``read(*arguments)``. Raise DLJobError if that finds a damaged record."""
+    try:
+        return read(*arguments)
+    except BadInputError as error:
+        raise translated(error) from None
 
 
 def _status(body: Mapping[str, Any]) -> DLJobStatus:

@@ -9,7 +9,8 @@ from typing import Any
 from dlcontract import REPORT_KEY, Report, config_map_names
 from dljob.api import ConditionStatus, DLJobStatus
 from dljob.client.access import FIELD_OWNER
-from dljob.client.records import logs_of, outputs_of
+from dljob.client.errors import BadInputError
+from dljob.client.records import logs_of, output_of, ranks_of
 from dljob.sdk.errors import JobDeletedError, JobFailedError, JobNotFoundError
 
 Body = Mapping[str, Any]
@@ -155,9 +156,9 @@ async def _last_output(api: Any, namespace: str, name: str, uid: str) -> tuple[i
         report = Report.parse(data.get(REPORT_KEY, ""))
         if report.uid == uid and report.failure is not None:
             rank, tail = report.failure.rank, report.failure.log_tail
-        outputs = {} if rank is None else outputs_of(await logs_of(api, namespace, logs_name))
-        return rank, outputs.get(rank, tail) if rank is not None else tail
-    except (ApiError, ValueError):  # The failure itself is what the caller needs to know.
+        records = {} if rank is None else await logs_of(api, namespace, logs_name)
+        return rank, output_of(records, rank) if rank is not None and rank in ranks_of(records) else tail
+    except (ApiError, BadInputError, ValueError):  # The failure itself is what the caller needs to know.
         return rank, tail
 
 

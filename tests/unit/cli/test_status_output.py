@@ -210,6 +210,21 @@ def test_logs_say_the_attempt_of_each_rank(
         assert found.out == "=== rank 0 (attempt 2.3)\nI am 0\n=== rank 1 (attempt 1.1)\nI am 1\n"
 
 
+def test_damaged_output_is_named_after_that_of_the_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: the command ended with a traceback of zlib."""
+    files = {"rank-0.log.gz": b"no gzip", "rank-1.log.gz": gzip.compress(b"I am 1\n"), "report.html.gz": b"no gzip"}
+    stored = {"binaryData": {name: base64.b64encode(data).decode() for name, data in files.items()}}
+    monkeypatch.setattr(records.remote, "reach", lambda _: {"metadata": {"name": "digits-logs"}, **stored})
+    assert main(["logs", "digits", "-n", "mine"]) == 2
+    found = capsys.readouterr()
+    assert "I am 1\n" in found.out and "rank-0.log.gz in ConfigMap digits-logs: found a damaged entry" in found.err
+    assert main(["logs", "digits", "-n", "mine", "--rank", "1"]) == 0
+    assert main(["report", "digits", "-n", "mine", "-o", "-"]) == 2
+    assert "report.html.gz in ConfigMap digits-logs: found a damaged entry" in capsys.readouterr().err
+
+
 def test_output_that_unpacks_to_more_memory_than_there_is_is_cut() -> None:
     """The pods of the job, and whoever may edit ConfigMaps, write it."""
     bomb = base64.b64encode(gzip.compress(bytes(2**27), 1)).decode()

@@ -1,8 +1,5 @@
 """Tests of the SDK against an API server over HTTP: jobs, their changes, waits and results."""
 
-import base64
-import gzip
-import json
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +27,7 @@ from dljob.sdk import (
 from support.servers.threaded_api import ThreadedApiServer
 from support.spec_changes import ENDED
 from support.specs.small_specs import JOB, MINIMAL
+from support.stored_records import put_records, stored_records
 
 Json = dict[str, Any]
 
@@ -48,6 +46,14 @@ def later(action: Callable[[], None], seconds: float = 0.1) -> None:
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
+
+
+def put_failure(api: ThreadedApiServer, uid: str) -> None:
+    failure = Failure(reason="RankFailed", message="m", rank=1, log_tail="short")
+    report = Report(
+        uid=uid, plan_number=1, plan_digest="d", term=1, phase=RunPhase.FAILED, unix_s=1.0, failure=failure
+    ).to_json()
+    api.put(CONFIG_MAP, {"metadata": {"name": "a-report", "namespace": "team-a"}, "data": {REPORT_KEY: report}})
 
 
 class TestSubmit:
@@ -236,11 +242,7 @@ class TestWait:
 
     def test_failure_has_the_last_lines_of_the_failed_rank(self, client: Client, api: ThreadedApiServer) -> None:
         job = client.submit(JOB)
-        failure = Failure(reason="RankFailed", message="m", rank=1, log_tail="short")
-        report = Report(
-            uid=job.uid, plan_number=1, plan_digest="d", term=1, phase=RunPhase.FAILED, unix_s=1.0, failure=failure
-        ).to_json()
-        api.put(CONFIG_MAP, {"metadata": {"name": "a-report", "namespace": "team-a"}, "data": {REPORT_KEY: report}})
+        put_failure(api, job.uid)
         put_records(api, {"rank-0.log.gz": "fine", "rank-1.log.gz": "\n".join(map(str, range(50)))})
         api.report_status("a", **FAILED)
         with pytest.raises(JobFailedError) as raised:
@@ -248,6 +250,18 @@ class TestWait:
         assert (raised.value.reason, raised.value.message) == ("RankFailed", "rank 1 exited with code 3")
         assert (raised.value.rank, raised.value.last_lines[-1]) == (1, "49")
         assert "rank 1:" in str(raised.value) and "49" in str(raised.value)
+
+    def test_failure_with_damaged_records_has_the_tail_of_the_report(
+        self, client: Client, api: ThreadedApiServer
+    ) -> None:
+        """Fixed bug: the wait ended with an error of zlib in place of the job's failure."""
+        job = client.submit(JOB)
+        put_failure(api, job.uid)
+        api.put(CONFIG_MAP, stored_records({"rank-1.log.gz": b"no gzip"}))
+        api.report_status("a", **FAILED)
+        with pytest.raises(JobFailedError) as raised:
+            job.wait(timeout=20)
+        assert (raised.value.rank, raised.value.last_lines) == (1, ("short",))
 
     def test_failure_without_records_has_its_reason(self, client: Client, api: ThreadedApiServer) -> None:
         job = client.submit(JOB)
@@ -327,28 +341,6 @@ class TestWait:
         assert phases == ["Pending", "Running", "Complete"]
         for _ in job.watch():  # A caller may stop early.
             break
-
-
-def put_records(api: ThreadedApiServer, files: dict[str, str]) -> None:
-    data = {name: base64.b64encode(gzip.compress(text.encode())).decode() for name, text in files.items()}
-    api.put(CONFIG_MAP, {"metadata": {"name": "a-logs", "namespace": "team-a"}, "binaryData": data})
-
-
-class TestRecords:
-    def test_logs_and_report_of_a_job_that_has_ended(self, client: Client, api: ThreadedApiServer) -> None:
-        job = client.submit(JOB)
-        files = {"report.json.gz": json.dumps({"steps": 3}), "report.html.gz": "<html>"}
-        put_records(api, {"rank-0.log.gz": "zero", "rank-1.log.gz": "one", **files})
-        assert job.logs() == {0: "zero", 1: "one"} and job.logs(rank=1) == {1: "one"}
-        assert job.report() == {"steps": 3} and job.report_html() == "<html>"
-        with pytest.raises(DLJobError, match="expected rank 7"):
-            job.logs(rank=7)
-
-    def test_running_job_has_no_records(self, client: Client, tmp_path: Path) -> None:
-        job = client.submit(JOB)
-        for call in (job.logs, job.report, job.report_html, lambda: job.model(tmp_path / "model")):
-            with pytest.raises(DLJobError, match="expected"):
-                call()
 
 
 class TestConnection:

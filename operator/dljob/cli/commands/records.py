@@ -10,7 +10,7 @@ from pathlib import Path
 from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.client.errors import BadInputError
-from dljob.client.records import attempts_of, logs_of, outputs_of, report_of
+from dljob.client.records import attempts_of, logs_of, output_of, ranks_of, report_of
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,20 +44,25 @@ def print_logs(given: argparse.Namespace) -> int:
     namespace = given.namespace or remote.default_namespace()
     name = config_map_names(given.job)[2]
     stored = remote.reach(lambda api: logs_of(api, namespace, name))
-    outputs, attempts = outputs_of(stored), attempts_of(stored)
-    if not outputs:
+    ranks, attempts = ranks_of(stored), attempts_of(stored)
+    if not ranks:
         raise BadInputError(
             f"{given.job}: found no output in ConfigMap {name} of namespace {namespace}; expected a job whose ranks "
             "have ended. While the job runs, use kubectl logs"
         )
-    if given.rank is not None and given.rank not in outputs:
-        listed = ", ".join(map(str, sorted(outputs)))
+    if given.rank is not None and given.rank not in ranks:
+        listed = ", ".join(map(str, ranks))
         raise BadInputError(f"--rank: found {given.rank}; expected one of the ranks with stored output: {listed}")
-    for rank, text in outputs.items():
+    damaged = []
+    for rank in ranks if given.rank is None else [given.rank]:
         if given.rank is None:
             print(f"=== rank {rank}" + (f" (attempt {attempts[rank]})" if rank in attempts else ""))
-        if given.rank in (None, rank):
-            print(text.rstrip("\n"))
+        try:
+            print(output_of(stored, rank).rstrip("\n"))
+        except BadInputError as error:  # The output of the other ranks is printed nevertheless.
+            damaged.append(error)
+    if damaged:
+        raise damaged[0]
     newest = max(attempts.values(), key=lambda name: [int(part) for part in name.split(".")], default="")
     if given.rank in attempts and attempts[given.rank] != newest:
         older = f"rank {given.rank}: this is the output of attempt {attempts[given.rank]}"
