@@ -378,7 +378,7 @@ def _finish(
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
-        suggestion=parsed.suggestion,
+        suggestion=parsed.shown_suggestion,
     )  # fmt: skip
     status = with_waited(parsed.before, status, now)
     status = with_deadline_risk(parsed, with_forecasts(parsed, status, now), now)

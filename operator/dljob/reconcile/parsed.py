@@ -83,6 +83,16 @@ class ParsedJob:
         """
         return self.looking.spec if self.looking is not None else self.spec
 
+    @property
+    def shown_suggestion(self) -> SuggestionStatus | None:
+        """Return the suggestion for the status: that of the job's task, or the one that the status has already.
+
+        Return None if the user has removed the task, before training began: that suggestion is for no model of the job.
+        """
+        accepted = self.spec is not None and self.refusal is None and not self.finished
+        removed = accepted and "task" not in self.observed.job.spec
+        return None if removed else self.suggestion or self.before.suggestion
+
     @cached_property
     def finished(self) -> bool:
         return _finished(self.before)

@@ -82,7 +82,7 @@ def build(
     values of earlier reports do not change. ``wanted``: number of pods that should run now. ``start_timeouts``,
     ``preemptions``: new values of the status fields with these names; None: the fields do not change. ``plan_only``: a
     plan to show that must not run (``spec.planning.mode`` is PlanOnly); None in other modes. ``suggestion``: the choice
-    for ``spec.task``; None: the one in the status does not change.
+    for ``spec.task``; None: there is none.
     """
     job = observed.job
     conditions = merge(before.conditions, verdicts, job.generation, now)
@@ -96,11 +96,10 @@ def build(
         "selector": f"{JOB_LABEL}={job.name}",
         "ready": f"{len(observed.ready_pods)}/{wanted}",
         "groups": _groups(observed, accepted, wanted),
+        "suggestion": suggestion,
     }
     if observed.plan_record is not None:
         changes["plan_record"] = observed.plan_record
-    if suggestion is not None:
-        changes["suggestion"] = suggestion
     if start_timeouts is not None:
         changes["start_timeouts"] = start_timeouts
     if preemptions is not None:

@@ -25,6 +25,7 @@ from dljob.reconcile.parsed import parse_observed
 from dljob.render.helpers.look import look_objects, look_pod
 from support.builders import CONFIG, NOW, UID, after, changed, planned, report, seen, settled
 from support.manifests.schema_validation import assert_valid
+from support.specs.small_specs import MINIMAL as SMALL
 
 Json = dict[str, Any]
 TASK: Json = {"task": {"type": "TabularRegression"}, "dataset": {"uri": "pvc://prices/folder/table.csv"}}
@@ -122,6 +123,18 @@ def test_after_the_first_step_another_task_is_refused_and_the_job_goes_on() -> N
     parsed = parse_observed(observed)
     assert parsed.refusal is not None and parsed.refusal.reason == "ChangeRefused"
     assert parsed.accepted is not None and parsed.digest == parsed.accepted.spec_digest
+
+
+def test_the_suggestion_of_a_removed_task_leaves_the_status() -> None:
+    """Fixed bug: the job of another model was compared with a baseline, and told to copy it from a volume it lacks."""
+    job = after(looked(), reconcile(looked(), LOOKS, NOW))
+    assert job.job.status["suggestion"]["model"] == "linear model"
+    own = {**SMALL, "checkpoint": {"uri": "s3://models/a", "secretName": "s3"}}
+    removed = reconcile(replace(job, job=replace(job.job, spec=own, generation=2)), LOOKS, NOW)
+    assert removed.status is not None and removed.status.suggestion is None
+    trained = running(looked())
+    refused = reconcile(replace(trained, job=replace(trained.job, spec=own, generation=2)), LOOKS, NOW)
+    assert refused.status is not None and refused.status.suggestion is not None, "training goes on with the task"
 
 
 def test_after_the_first_step_the_same_data_may_move() -> None:
