@@ -1,6 +1,7 @@
 """Read manifests and cluster files from disk or standard input."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,7 @@ import yaml
 
 from dljob.client.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
-from dljob.job.plan.recommendation import Job, parse_job, parse_profiles
-from dljob.planner import Learned
+from dljob.job.plan.recommendation import Job, checked_profiles, parse_job
 
 MAX_NBYTES = 16 * 2**20
 
@@ -64,11 +64,10 @@ def jobs(path: str) -> list[Job]:
         raise BadInputError(f"{path}: {error}") from None
 
 
-def profiles(path: str) -> dict[tuple[str, str], Learned]:
-    """Return (model, device) → measured constants from the DLProfiles in a file.
+def profiles(path: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the DLProfile objects of a file, such as ``kubectl get dlprofiles -o yaml`` writes it.
 
-    ``kubectl get dlprofiles -o yaml`` writes such a file. Raise BadInputError if the file has no DLProfile, or if one
-    is invalid.
+    Raise BadInputError if the file has no DLProfile, or if one is invalid.
     """
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:
@@ -77,7 +76,7 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
             "dlprofiles -o yaml"
         )
     try:
-        return parse_profiles(found)
+        return checked_profiles(found)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from None
 

@@ -20,6 +20,7 @@ from dljob.cluster.hardware import KEY, Hardware
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.job.probes.targets import Target, probe_targets
+from dljob.job.profiles import learned_by_model
 from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.render.helpers.probe import ProbeImage, peer_pod, probe_pod
 from support.planner_questions import view
@@ -303,7 +304,7 @@ def test_a_local_profile_is_what_plan_reads(tmp_path: Path) -> None:
     path = tmp_path / "hardware.yaml"
     body = hardware_body(hardware_profile(MEASURE, "plain"), "plain", datetime.now(UTC))
     path.write_text(yaml.safe_dump(body), encoding="utf-8")
-    found = files.profiles(str(path))
+    found = learned_by_model(files.profiles(str(path)), "")
     assert found[KEY, "plain"].hardware == hardware_of(hardware_profile(MEASURE, "plain"), "plain")
 
 

@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
         "nodes": {"min": 3},
     },
 }
-PROFILE = {
+PROFILE: dict[str, Any] = {
     "apiVersion": API_VERSION,
     "kind": "DLProfile",
     "metadata": {"name": "p"},
@@ -84,6 +84,14 @@ def test_plan_uses_the_given_profiles(service: Service) -> None:
     _, answer = send(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES, "profiles": [PROFILE]})
     assert answer["plan"]["predicted"]["basis"] == "profile"
     assert answer["plan"]["predicted"]["computeSeconds"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("namespace", "basis"), [("team-a", "profile"), ("team-b", "catalogue")])
+def test_profile_for_one_namespace_counts_only_there(service: Service, namespace: str, basis: str) -> None:
+    job = {**JOB, "metadata": {"name": "digits", "namespace": namespace}}
+    profile = {**PROFILE, "spec": {**PROFILE["spec"], "namespace": "team-a"}}
+    _, answer = send(service, "POST", "/v1/plan", {"job": job, "cluster": NODES, "profiles": [profile]})
+    assert answer["plan"]["predicted"]["basis"] == basis
 
 
 def test_infeasible_job_is_a_valid_answer(service: Service) -> None:

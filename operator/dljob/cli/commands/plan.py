@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from dljob.client.preview import ClusterState
 from dljob.cluster import hardware
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
-from dljob.job.plan.recommendation import Job, Recommendation
+from dljob.job.plan.recommendation import DEFAULT_NAMESPACE, Job, Recommendation
 from dljob.job.plan.status import figures
-from dljob.planner import Choice, Decision, FrameworkPlan, Learned, compare
+from dljob.planner import Choice, Decision, FrameworkPlan, compare
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,7 +60,8 @@ def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
     refused: list[str] = []
     if given.cluster:
-        state = ClusterState(files.cluster(given.cluster), files.profiles(given.profiles) if given.profiles else {})
+        profiles = files.profiles(given.profiles) if given.profiles else ()
+        state = ClusterState(files.cluster(given.cluster), {}, profiles=profiles)
     elif given.profiles:
         raise BadInputError(
             "--profiles: found this option without --cluster; expected both, because the current cluster has its own "
@@ -71,9 +72,10 @@ def run(given: argparse.Namespace) -> int:
     chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
-        own = state.in_namespace(job.namespace or remote.default_namespace()) if state.profiles else state
+        namespace = _namespace(job, state)
+        own = state.in_namespace(namespace)
         found, points = preview.planned(job, own, *(_settings(job, state) if chosen is None else (chosen,)))
-        if given.profiles and (hint := _unused(job, found, own.constants)):
+        if given.profiles and (hint := _unused(found, own, namespace)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         compared = None
         if given.compare:
@@ -105,18 +107,40 @@ def _settings(job: Job, state: ClusterState) -> tuple[JobDefaults, NodeTemplates
     return preview.defaults_of(state, job.namespace or remote.default_namespace())
 
 
-def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Learned]) -> str | None:
+def _namespace(job: Job, state: ClusterState) -> str:
+    """Return the namespace of the job, or the one that it would get, if a profile is for one namespace only.
+
+    Otherwise, the namespace does not matter, and there may be no kubeconfig to name it.
+    """
+    if job.namespace or not any(profile["spec"].get("namespace") for profile in state.profiles):
+        return job.namespace or DEFAULT_NAMESPACE
+    try:
+        return remote.default_namespace()
+    except BadInputError:
+        return DEFAULT_NAMESPACE
+
+
+def _unused(found: Recommendation, own: ClusterState, namespace: str) -> str | None:
     """Return a hint for the user if no profile has the model of the job in the precision of its plan.
 
-    With activation checkpointing, measurements without it also serve.
+    With activation checkpointing, measurements without it also serve. ``own``: the state with the measured constants
+    for ``namespace``, that of the job.
     """
-    models = {model for model, _ in known} - {hardware.KEY}
-    if not models:
-        return None
+    models = {model for model, _ in own.constants} - {hardware.KEY}
     chosen = found.answer.chosen if isinstance(found.answer, Decision) else None
     precision, recomputes = (chosen.precision, chosen.recomputes) if chosen else ("FP32", False)
-    wanted = measured_key(profile_key(job.spec), precision, recomputes)
-    if wanted in models or (recomputes and measured_key(profile_key(job.spec), precision) in models):
+    key = profile_key(found.job.spec)
+    wanted = measured_key(key, precision, recomputes)
+    if wanted in models or (recomputes and measured_key(key, precision) in models):
+        return None
+    others = {profile["spec"].get("namespace") for profile in own.profiles if profile["spec"]["model"] == wanted}
+    if others:
+        listed = ", ".join(sorted(map(str, others)))
+        return (
+            f"--profiles: found {wanted} for plans of namespace {listed} only; expected {namespace}, the namespace of "
+            "the job. The plan uses data sheets"
+        )
+    if not models:
         return None
     return f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
 

@@ -25,7 +25,7 @@ from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status, predicted
 from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.trainer import trainer_plan
-from dljob.job.profiles import learned
+from dljob.job.profiles import learned, learned_by_model
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.spec_errors import InvalidSpecError, in_words, problems_of
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
@@ -33,6 +33,9 @@ from dljob.planner.observed import described
 
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Job names that satisfy both Kubernetes' rules for names and JOB_NAME_RULE."""
+
+DEFAULT_NAMESPACE = "default"
+"""Namespace of a job whose manifest names none, where no kubeconfig names one."""
 
 Constants = Mapping[tuple[str, str], Learned]
 
@@ -85,7 +88,7 @@ class Recommendation:
             return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem, "unsupported": better}
         job = self.job
         digest = trainer_plan(
-            job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
+            job.name, job.namespace or DEFAULT_NAMESPACE, "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
         ).digest()
         shown = plan_status(job.spec, self.answer, 1, digest, self.defaults).manifest()
         warning = self.answer.warning
@@ -112,22 +115,21 @@ def parse_job(manifest: object) -> Job:
         raise InvalidSpecError(problems_of(error)) from None
 
 
-def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
-    """Return the measured constants in a list of DLProfile objects, by (model key, device type).
+def checked_profiles(documents: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the DLProfile objects in a list, in the form in which the API server returns them.
 
-    The objects have the form in which the API server returns them. Raise ValueError for invalid objects.
+    Raise ValueError for invalid objects.
     """
     if not isinstance(documents, list):
         raise ValueError(f"profiles: found {type(documents).__name__}; expected a list of DLProfile objects")  # noqa: TRY004 - user input
-    constants = {}
     for i, document in enumerate(documents):
         body = document if isinstance(document, Mapping) else {}
         try:
             profile = DLProfile.model_validate({"spec": body.get("spec"), "status": body.get("status") or {}})
+            learned(profile.status, profile.spec.device)
         except ValidationError as error:
             raise ValueError(in_words(error, f"profiles[{i}]")) from None
-        constants[profile.spec.model, profile.spec.device] = learned(profile.status, profile.spec.device)
-    return constants
+    return tuple(documents)
 
 
 def recommend(
@@ -174,11 +176,12 @@ def answer(
 ) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
-    The request may also have the key ``jobDefaults``, the chart's value of this name. ``question`` and the result are
-    objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no key ``cluster``; None: the key
-    is required. ``constants``: measured constants by (model or training script, device) to use if ``question`` has no
-    key ``profiles``; None: there are none. ``begin_s``: seconds from midnight UTC to the start of the training. Raise
-    ValueError for an invalid ``question``.
+    The request may also have the key ``jobDefaults``, the chart's value of this name. Of the profiles, those count that
+    the operator would use in the namespace of the job (``DEFAULT_NAMESPACE`` if the job names none). ``question`` and
+    the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no key ``cluster``;
+    None: the key is required. ``constants``: measured constants by (model or training script, device) to use if
+    ``question`` has no key ``profiles``; None: there are none. ``begin_s``: seconds from midnight UTC to the start of
+    the training. Raise ValueError for an invalid ``question``.
     """
     keys = {"job", "cluster", "profiles", ROOT}
     if not isinstance(question, Mapping) or set(question) - keys or "job" not in question:
@@ -195,6 +198,8 @@ def answer(
             'cluster: found none in the request; expected {"nodes": [...]}, because the service was started without '
             "--cluster. Add the cluster to the request"
         )
-    known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
+    known = constants or {}
+    if "profiles" in question:
+        known = learned_by_model(checked_profiles(question["profiles"]), job.namespace or DEFAULT_NAMESPACE)
     defaults = parse_defaults(question[ROOT]) if ROOT in question else NO_DEFAULTS
     return recommend(job, view, known, defaults, begin_s=begin_s).document()
