@@ -12,6 +12,7 @@ import pytest
 
 import dlcontract
 from dltrain.protocol import metric_values
+from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import SOCKET_ENV, Busy, Evaluated, Logged, RankMessage, Step, rank_message_adapter
 from dltrain.reporting import script_reports
 from dltrain.reporting.reported_progress import ReportedProgress, line
@@ -174,6 +175,53 @@ def test_invalid_values_are_named_once_and_end_nothing() -> None:
     assert step.samples_per_s <= 1e15 and warnings[-1].startswith("step: found 2 after 6")
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "many", [1, 2], object()])
+def test_invalid_counts_are_named_once_and_end_nothing(value: Any) -> None:
+    """Fixed bug: ``steps=inf`` ended the script with an OverflowError."""
+    training, warnings = progress(samples=8)
+    add(training, 0.0, value, steps=10)
+    training.heed_stop()
+    assert not messages(training), "there is no step to report"
+    add(training, 1.0, 1, steps=10, epoch=3)
+    for number in (2, 3):
+        add(training, number, number, steps=value, epoch=value, samples=value)
+    [step] = messages(training)
+    assert isinstance(step, Step)
+    assert (step.step, step.steps, step.epoch, step.samples_per_s) == (3, 10, 3, 8.0)
+    assert [text.partition(": found ")[0] for text in warnings] == ["step", "steps", "epoch", "samples"]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), "long", None, [1, 2]])
+def test_invalid_silence_is_named_once_and_ends_nothing(seconds: Any) -> None:
+    training, warnings = progress()
+    assert [training.silence_s(seconds) for _ in range(2)] == [None, None]
+    assert len(warnings) == 1 and warnings[0].startswith("busy: found ")
+
+
+def test_silences_have_bounds() -> None:
+    training, warnings = progress()
+    for given, announced in ((-5, 0.001), (60, 60), ("7", 7), (float("inf"), 86_400)):
+        assert Busy(rank=0, what="x", limit_s=training.silence_s(given) or 0).limit_s == announced
+    assert not warnings
+
+
+def test_invalid_values_end_no_script(tmp_path: Path) -> None:
+    script = """import dltrain
+for _ in range(2):
+    dltrain.report(step=1, steps=float("inf"), epoch="first", samples=float("nan"))
+    dltrain.busy("upload", "long")
+dltrain.report(step=None)
+dltrain.busy(3, 600)
+"""
+    with Listener(tmp_path) as agent:
+        ended = bare(script, **{SOCKET_ENV: agent.path})
+        assert ended.returncode == 0, ended.stderr
+        agent.wait_for(Busy, 1)
+        assert agent.of(Busy) == [Busy(rank=0, what="3", limit_s=600)]
+    fields = [line.split(":")[1].strip() for line in ended.stderr.splitlines()]
+    assert fields == ["steps", "epoch", "samples", "busy", "step"]
+
+
 def test_a_script_that_asks_whether_to_stop_stops_at_the_step_of_the_request(tmp_path: Path) -> None:
     script = """import dltrain, sys, time
 for step in range(1, 10**6):
@@ -218,6 +266,22 @@ def test_a_script_with_the_dltrain_api_logs_through_its_trainer(monkeypatch: pyt
     script_reports.report(step=1, steps=9, loss=0.5, bleu=3)
     script_reports.busy("upload", 60)
     assert logged == [{"loss": 0.5, "accuracy": None, "bleu": 3}, ("upload", 60)]
+
+
+def test_an_invalid_loss_ends_no_script_with_the_dltrain_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: the trainer's exception for ``t.log`` ended the script."""
+    logged: list[Any] = []
+
+    class Trainer:
+        def log(self, *, loss: Any = None, **values: Any) -> None:
+            if isinstance(loss, str):
+                raise MisuseError("t.log: loss: found str; expected a number")
+            logged.append(values)
+
+    monkeypatch.setattr(script_reports, "_trainer", Trainer())
+    with pytest.warns(UserWarning, match="t.log: loss: found str"):
+        script_reports.report(step=1, loss="high", bleu=3)
+    assert logged == [{"accuracy": None, "bleu": 3}]
 
 
 def test_bounds_are_those_of_the_contract() -> None:

@@ -8,7 +8,7 @@ from dlcontract import MAX_METRICS, DatasetRef, ModelRef, Plan, Rank, Report, Ru
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
-from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage
+from dltrain.protocol.rank_messages import Busy, Evaluated, Logged, RankMessage
 from dltrain.protocol.reporter import RankReporter
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report.history import History
@@ -55,6 +55,15 @@ def test_an_accuracy_that_is_no_number_does_not_end_the_job() -> None:
     with pytest.warns(UserWarning, match="accuracy: found nan"):
         training.log(1, float("nan"), {})
     assert sent == []
+
+
+def test_a_silence_that_is_no_number_is_not_announced_and_ends_nothing() -> None:
+    training, sent = progress()
+    with pytest.warns(UserWarning, match="t.busy: found 'long' seconds; expected a number"):
+        training.busy("upload", cast(float, "long"))
+    training.busy("upload", -1)
+    training.busy(cast(str, 7), float("inf"))
+    assert sent == [Busy(rank=0, what="upload", limit_s=1e-3), Busy(rank=0, what="7", limit_s=86_400)]
 
 
 def test_names_are_bounded() -> None:

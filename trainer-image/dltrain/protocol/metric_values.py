@@ -5,13 +5,17 @@ This module needs the standard library only.
 
 import re
 from collections.abc import Callable
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of different metrics of a script, and maximum length of a metric's name in characters. These are
 copies of the bounds in ``dlcontract``, because importing that package would need pydantic. A test compares both."""
 LARGEST = 1e300
+MIN_SILENCE_S, MAX_SILENCE_S = 1e-3, 86_400.0
+"""Bounds in seconds of the silence that a script may announce (``rank_messages.Busy``)."""
+NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
+"""Exceptions of ``float`` and ``int`` for values, also tensors, that are no number, or too large."""
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
 
@@ -53,7 +57,7 @@ class MetricChecks:
         """
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
+        except NO_NUMBER:
             return self._warn(name, f"{name}: found {type(value).__name__}; expected a number. It is not reported")
         if not isfinite(number) or abs(number) > LARGEST:
             return self._warn(name, f"{name}: found {number}; expected a finite number. Such values are not reported")
@@ -65,3 +69,25 @@ class MetricChecks:
             self._warned.add(name)
             self._warn_about(text)
         return None
+
+
+def silence_s(seconds: Any) -> float | None:
+    """Return the ``seconds`` of a silence that a script announces, within the bounds that the agent accepts.
+
+    Infinity is the longest silence. Return None if they are no number.
+    """
+    try:
+        found = float(seconds)
+    except NO_NUMBER:
+        return None
+    return None if isnan(found) else min(max(found, MIN_SILENCE_S), MAX_SILENCE_S)
+
+
+def no_silence(seconds: Any) -> str:
+    """Return the warning about ``seconds`` for which ``silence_s`` has returned None."""
+    return f"busy: found {shown(seconds)} seconds; expected a number. The silence is not announced"
+
+
+def shown(value: Any) -> str:
+    """Return an invalid value as it is shown in a warning: a short text or a number, and otherwise its type."""
+    return f"{value!r:.40}" if isinstance(value, str | float) else type(value).__name__

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from dltrain.protocol.metric_values import MAX_METRICS, MetricChecks
+from dltrain.protocol.metric_values import MAX_METRICS, NO_NUMBER, MetricChecks, no_silence, shown, silence_s
 
 Update = dict[str, Any]
 
@@ -114,6 +114,27 @@ class ReportedProgress:
         if not self._heeds_stop:
             self._heeds_stop = self._changed = True
 
+    def count(self, field: str, value: Any, before: int | None = None) -> int | None:
+        """Return ``value``, the argument ``field`` of a report, as an integer from 0 to ``MAX_COUNT``.
+
+        Return ``before`` if it is None, and, after a warning, if it is no finite number.
+        """
+        if value is None and field != "step":
+            return before
+        try:
+            return max(0, min(int(value), MAX_COUNT))
+        except NO_NUMBER:
+            effect = "Reports without a step are ignored" if field == "step" else "It is not reported"
+            self._warn_once(f"{field}: found {shown(value)}; expected a finite number. {effect}")
+            return before
+
+    def silence_s(self, seconds: Any) -> float | None:
+        """Return the seconds of a silence that the script announces; None, after a warning, if they are no number."""
+        found = silence_s(seconds)
+        if found is None:
+            self._warn_once(no_silence(seconds))
+        return found
+
     def add(
         self,
         now_s: float,
@@ -127,21 +148,22 @@ class ReportedProgress:
     ) -> None:
         """Add a report of the script. ``now_s``: its time on a monotonic clock.
 
-        The other arguments are those of ``dltrain.report``. A value that is None does not replace an earlier one.
+        The other arguments are those of ``dltrain.report``. A value that is None does not replace an earlier one. A
+        number that is invalid counts as None, after a warning. A report with an invalid step is ignored.
         """
-        step = _count(step)
+        counted = self.count("step", step)
+        if counted is None:
+            return
+        step = counted
         if step < self._highest:
             self._warn_about_step(step)
         else:
             self._highest = step
         self._times.add(step, now_s)
         self._step, self._changed = step, True
-        if steps is not None:
-            self._steps = _count(steps)
-        if epoch is not None:
-            self._epoch = _count(epoch)
-        if samples is not None:
-            self._samples = _count(samples)
+        self._steps = self.count("steps", steps, self._steps)
+        self._epoch = self.count("epoch", epoch, self._epoch)
+        self._samples = self.count("samples", samples, self._samples)
         if loss is not None:
             self._loss = detached(loss)
         if accuracy is not None:
@@ -157,7 +179,7 @@ class ReportedProgress:
         call returns them. A thread other than the script's must pass False: it must not make a GPU finish its work,
         because that would end a capture of a CUDA graph.
         """
-        if not self._changed:
+        if not self._changed or self._step < 0:  # The first report may have had no valid step.
             return []
 
         def ready(value: Any) -> bool:
@@ -220,11 +242,6 @@ class ReportedProgress:
         if field not in self._warned_fields:
             self._warned_fields.add(field)
             self._warn(text)
-
-
-def _count(value: float) -> int:
-    """Return ``value`` as an integer from 0 to ``MAX_COUNT``. Raise TypeError or ValueError if it is not a number."""
-    return max(0, min(int(value), MAX_COUNT))
 
 
 def detached(value: Any) -> Any:

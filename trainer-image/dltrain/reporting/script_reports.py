@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -109,9 +110,10 @@ class ScriptReports:
 
     def busy(self, what: str, limit_s: float) -> None:
         """Announce to the agent that no report may come for up to ``limit_s`` seconds. ``what``: name of the work."""
-        if os.getpid() == self._pid:
-            limit_s = min(max(float(limit_s), 1e-3), 86_400.0)
-            self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit_s}])
+        if os.getpid() != self._pid:
+            return
+        if (limit := self._progress.silence_s(limit_s)) is not None:
+            self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit}])
 
     def analyzed(self, analysis: "Analysis", step: int | None) -> None:
         """Send an analysis of held-out predictions to the agent, or print its line. Only rank 0 does so.
@@ -124,7 +126,8 @@ class ScriptReports:
             print(f"dltrain: {analysis.line()}", file=sys.stderr, flush=True)  # noqa: T201
             return
         with self._lock:
-            at = max(0, self._progress.step if step is None else step)
+            known = max(0, self._progress.step)
+            at = self._progress.count("evaluate: step", step, known) or 0
             self._put([*self._progress.updates(tensors=True), _analyzed(self._rank, at, analysis)])
 
     def stop_requested(self) -> bool:
@@ -254,12 +257,16 @@ def report(
     step, over all ranks; default: $DLJOB_GLOBAL_BATCH_SIZE. ``metrics``: any other numbers, at most 16 names.
 
     Values may be numbers or tensors with one element. A call takes microseconds, except that a few times per second it
-    converts tensors to numbers. A lost agent never raises an exception, and neither does an invalid loss, accuracy or
-    metric, about which a line in the log warns.
+    converts tensors to numbers. A lost agent never raises an exception, and neither does an invalid value, about which
+    a line in the log warns once.
     """
     global _reports
     if _trainer is not None:
-        _trainer.log(loss=loss, accuracy=accuracy, **metrics)
+        try:
+            _trainer.log(loss=loss, accuracy=accuracy, **metrics)
+        except ValueError as error:  # A MisuseError: the loss is no number.
+            warnings.warn(f"dltrain.report: {error}. It is not reported", stacklevel=2)
+            _trainer.log(accuracy=accuracy, **metrics)
         return
     if _reports is None:
         _reports = ScriptReports(os.environ)

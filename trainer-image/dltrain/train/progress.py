@@ -12,6 +12,7 @@ from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
+from dltrain.protocol.metric_values import NO_NUMBER, no_silence, silence_s
 from dltrain.protocol.rank_messages import Analyzed, Busy, Energy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
@@ -182,7 +183,7 @@ class Progress:
         if accuracy is not None:
             try:
                 found = float(accuracy)
-            except (TypeError, ValueError, RuntimeError):
+            except NO_NUMBER:
                 found = nan
             if 0 <= found <= 1:
                 self.accuracy = found
@@ -217,8 +218,14 @@ class Progress:
         self._counted = None  # The power of a pause is not that of training.
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Announce to the agent that no progress update may come for up to ``limit_s`` seconds, because of ``what``."""
-        self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
+        """Announce to the agent that no progress update may come for up to ``limit_s`` seconds, because of ``what``.
+
+        Only warn if ``limit_s`` is no number.
+        """
+        if (silence := silence_s(limit_s)) is None:
+            warnings.warn(f"t.{no_silence(limit_s)}", stacklevel=3)
+        else:
+            self.reporter.send(Busy(rank=self.rank, what=str(what), limit_s=silence))
 
     def evaluating(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield ``batches`` of held-out data, and announce to the agent that the script evaluates.
