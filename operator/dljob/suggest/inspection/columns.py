@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -121,6 +121,12 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
         blanks = sum(cell.count(" ") for cell in counts) / distinct
         return Column(name, Kind.TEXT if blanks >= 2 else Kind.IDENTIFIER, distinct, missing, unclear=unclear)
     return Column(name, Kind.CATEGORY, distinct, missing, unclear=unclear)
+
+
+def as_values(column: Column, cells: Sequence[str]) -> Column:
+    """Return a column of identifiers as one of numbers, or of categories if its cells are no numbers."""
+    numeric = all(number(cell, column.form) == number(cell, column.form) for cell in cells if cell not in MISSING)
+    return replace(column, kind=Kind.NUMBER if numeric else Kind.CATEGORY)
 
 
 def number(text: str, form: str) -> float:

@@ -7,7 +7,7 @@ from statistics import quantiles
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.amounts import REMEDY
-from dljob.suggest.inspection.columns import MISSING, Column, Kind, inspect_column, number
+from dljob.suggest.inspection.columns import MISSING, Column, Kind, as_values, inspect_column, number
 from dljob.suggest.reading.table import Table
 
 TARGET_NAMES = ("target", "label", "class", "y", "outcome", "species", "category", "diagnosis")
@@ -60,8 +60,8 @@ def inspect_table(
 
     ``target``: name of the column to predict; None: a column with a usual name, or else the last one. ``task``:
     ``classification``, ``regression``, or None: by the values of the target. ``test``: a separate test part. ``keep``:
-    columns that the model reads although they look like identifiers or copies of the target. Raise DataError if no
-    model can be trained.
+    columns that the model reads although they look like identifiers or copies of the target; a finding warns of each.
+    Raise DataError if no model can be trained.
     """
     findings = list(table.notes)
     if target is None:
@@ -99,12 +99,16 @@ def inspect_table(
             continue
         cells = [row[place] for row in rows]
         column = inspect_column(name, cells)
+        reason = _reason(column, cells, goal if classes else None)
+        if name in keep and column.kind is Kind.IDENTIFIER:
+            column = as_values(column, cells)
         if column.kind is Kind.NUMBER and column.form == ",":
             decimal = ","
-        reason = "" if name in keep else _reason(column, cells, goal if classes else None)
-        if reason or not column.usable:
-            left_out[name] = reason or f"it holds {column.kind.value} data"
+        if reason and (name not in keep or not column.usable):
+            left_out[name] = f"{reason}, so --keep has no effect" if name in keep else reason
             continue
+        if reason and not column.unclear:  # ``_of_column`` names what is unclear.
+            findings.append(f"Column {name!r} is used because of --keep, although {reason}.")
         columns.append(column)
         findings += _of_column(column, table, known, len(rows))
     findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
@@ -215,7 +219,7 @@ def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) ->
     if column.kind is Kind.IDENTIFIER:
         return (
             "it looks like an identifier, with another value in each row. It may predict the target of these rows, but "
-            "not of new ones"
+            "not of new ones (a leak)"
         )
     if column.kind is Kind.TEXT:
         return "it holds free text"

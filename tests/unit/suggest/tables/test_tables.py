@@ -124,7 +124,24 @@ class TestTraps:
     def test_copy_of_the_target_is_left_out_unless_kept(self, path: Path) -> None:
         lines = ["age,flag,bought", *(f"{20 + i % 9},{i % 2},{'yes' if i % 2 else 'no'}" for i in range(60))]
         assert "leak" in facts(path, lines).left_out["flag"]
-        assert "flag" in names(inspect_table(read_table(path), "bought", None, keep=["flag"]))
+        kept = inspect_table(read_table(path), "bought", None, keep=["flag"])
+        assert "flag" in names(kept)
+        assert any("'flag' is used because of --keep" in text and "(a leak)" in text for text in kept.findings)
+
+    @pytest.mark.parametrize(("prefix", "kind"), [("", Kind.NUMBER), ("user-", Kind.CATEGORY)])
+    def test_identifier_is_kept_on_request_with_a_warning(self, path: Path, prefix: str, kind: Kind) -> None:
+        """Fixed bug: an identifier was left out although the user had named it, because "it holds identifier data"."""
+        lines = ["id,age,bought", *(f"{prefix}{i},{20 + i % 9},{'yes' if i < 30 else 'no'}" for i in range(60))]
+        assert "id" in facts(path, lines).left_out
+        found = inspect_table(read_table(path), "bought", None, keep=["id"])
+        assert [column.kind for column in found.columns if column.name == "id"] == [kind] and not found.left_out
+        assert any("'id' is used because of --keep" in text and "(a leak)" in text for text in found.findings)
+
+    def test_constant_column_has_nothing_to_keep(self, path: Path) -> None:
+        lines = rows(header="age,income,fixed,bought", extra=",7")
+        facts(path, lines)
+        found = inspect_table(read_table(path), "bought", None, keep=["fixed"])
+        assert found.left_out["fixed"].endswith("so --keep has no effect")
 
     def test_rare_class_is_found(self, path: Path) -> None:
         lines = ["age,bought", *(f"{i % 50 + i / 7:.3f},{'yes' if i % 100 == 0 else 'no'}" for i in range(1000))]
