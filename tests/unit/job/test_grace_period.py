@@ -52,6 +52,23 @@ def test_small_checkpoint_leaves_the_default() -> None:
     assert planned(observed()).plan.grace_s == in_template(observed()) == 60
 
 
+@pytest.mark.parametrize(
+    ("overrides", "grace_s"),
+    [
+        ([], 45.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": 300}}], 300.0),
+        ([{"manager": "a", "spec": {"terminationGracePeriodSeconds": 300}}, {"manager": "b", "spec": {}}], 300.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": "soon"}}], 45.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": None}}], 30.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": 0}}], 1.0),
+    ],
+)
+def test_grace_period_of_the_plan_follows_the_pod_template(overrides: list[Json], grace_s: float) -> None:
+    """Fixed bug: with a null, pods had the 30 s of Kubernetes, and ranks began checkpoints for 45 s."""
+    job = seen({**DIGITS, "runPolicy": {"terminationGracePeriodSeconds": 45}, "podTemplateOverrides": overrides})
+    assert planned(job).plan.grace_s == grace_s
+
+
 def test_grace_period_is_bounded() -> None:
     huge = {"hints": {"parameters": 10**10, "flopsPerSample": 1e9}}
     many = nodes({"name": "n", "count": 3, "cpu": 8, "memory": "2000Gi"})

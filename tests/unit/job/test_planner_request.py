@@ -383,17 +383,3 @@ def test_status_contains_the_plan_and_other_candidates() -> None:
     for figure in (status.predicted.step_seconds, status.predicted.total_seconds, status.predicted.samples_per_second):
         assert figure == float(f"{figure:.4g}"), "the table has a column of limited width"
     assert PlanStatus.model_validate(status.manifest()) == status
-
-
-@pytest.mark.parametrize(
-    ("overrides", "grace_s"),
-    [
-        ([], 30.0),
-        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": 300}}], 300.0),
-        ([{"manager": "a", "spec": {"terminationGracePeriodSeconds": 300}}, {"manager": "b", "spec": {}}], 300.0),
-        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": "soon"}}], 30.0),
-    ],
-)
-def test_grace_period_of_the_plan_follows_the_pod_template(overrides: list[dict[str, Any]], grace_s: float) -> None:
-    job_spec = spec(runPolicy={"terminationGracePeriodSeconds": 30}, podTemplateOverrides=overrides)
-    assert planned(job_spec).grace_s == grace_s

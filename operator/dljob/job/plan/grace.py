@@ -13,6 +13,8 @@ REST_S = 15.0
 MAX_RAISED_S = 600.0
 """Longest grace period in seconds that the operator chooses by itself. Cluster Autoscaler waits no longer by default
 (``--max-graceful-termination-sec``)."""
+KUBERNETES_DEFAULT_S = 30.0
+"""Grace period in seconds of a pod whose manifest sets none."""
 ROUNDED_S = 30.0
 """The operator raises the grace period to a multiple of this number of seconds."""
 
@@ -23,7 +25,7 @@ def given_s(spec: DLJobSpec) -> float:
     If pod template overrides set the grace period, the last of them determines it. Otherwise, it is
     ``spec.runPolicy.terminationGracePeriodSeconds`` or the default of this field.
     """
-    return float([spec.run_policy.termination_grace_period_seconds, *_overrides(spec)][-1])
+    return [float(spec.run_policy.termination_grace_period_seconds), *_overrides(spec)][-1]
 
 
 def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float | None = None) -> float:
@@ -70,9 +72,15 @@ def too_short_grace(spec: DLJobSpec, decision: Decision) -> str | None:
     return too_short(spec, grace_s(spec, checkpoint_s, step_s), checkpoint_s, step_s)
 
 
-def _overrides(spec: DLJobSpec) -> list[int]:
-    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
-    return [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
+def _overrides(spec: DLJobSpec) -> list[float]:
+    """Return the grace periods in seconds that pod template overrides set. 0 counts as one second.
+
+    A null removes the field from the pod, so that Kubernetes sets its own default.
+    """
+    name = "terminationGracePeriodSeconds"
+    found = [override.spec[name] for override in spec.pod_template_overrides if name in override.spec]
+    found = [KUBERNETES_DEFAULT_S if seconds is None else seconds for seconds in found]
+    return [max(1.0, float(seconds)) for seconds in found if isinstance(seconds, int | float) and seconds >= 0]
 
 
 def _default_s() -> float:
