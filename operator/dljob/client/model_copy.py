@@ -49,7 +49,8 @@ def source(job: Mapping[str, Any], *, whole: bool) -> tuple[str, str]:
             "or copy files from its first pod with kubectl cp"
         )
     if uri := checkpoint.get("uri"):
-        path = (status.get("lastCheckpoint") or {}).get("path") or uri
+        last = None if whole else (status.get("lastCheckpoint") or {}).get("path")
+        path = last or f"{uri.rstrip('/')}/{name}-{meta['uid']}"
         raise BadInputError(
             f"{name}: found spec.checkpoint.uri: {uri}; expected a job with a checkpoint volume. Copy the model from "
             f"the object store, for example with: aws s3 cp --recursive {path} model"
@@ -88,8 +89,8 @@ async def copy_model(api: Any, namespace: str, name: str, folder: Path, options:
     A pod mounts the volume meanwhile. It is deleted in any case. Raise BadInputError if there is no model to copy, if
     the folder is not empty or cannot be written, or if the pod does not run.
     """
-    _check_folder(folder)
     try:
+        _check_folder(folder)
         return await _fetch(api, namespace, name, folder, options)
     except OSError as error:
         raise BadInputError(f"DIR: found {folder}, which cannot be written: {error.strerror or error}") from error

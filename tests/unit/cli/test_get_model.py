@@ -32,9 +32,10 @@ Json = dict[str, Any]
 NAMESPACE, UID = "team-a", "0c8ad8a4"
 
 
-def stored_in_s3() -> Json:
+def stored_in_s3(last: str | None = None) -> Json:
     found = job()
-    return {**found, "spec": {**found["spec"], "checkpoint": {"uri": "s3://models/a"}}}
+    status = {**found["status"], "lastCheckpoint": {"path": last}} if last else found["status"]
+    return {**found, "spec": {**found["spec"], "checkpoint": {"uri": "s3://models/a"}}, "status": status}
 
 
 def job(phase: str = "Complete", *, checkpoint: str | None = "step-0000000300", **spec: Any) -> Json:
@@ -267,6 +268,39 @@ def test_job_without_checkpoints(cluster: Cluster, tmp_path: Path, capsys: pytes
     cluster.job = {**job(), "spec": {"checkpoint": {"enabled": False}}}
     assert get(tmp_path / "model") == 2
     assert "digits: found spec.checkpoint.enabled: false; expected a job with checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "source"),
+    [
+        (f"s3://models/a/digits-{UID}/step-0000000300", [], f"s3://models/a/digits-{UID}/step-0000000300"),
+        (f"s3://models/a/digits-{UID}/step-0000000300", ["--all"], f"s3://models/a/digits-{UID}"),
+        (None, [], f"s3://models/a/digits-{UID}"),
+    ],
+    ids=["last checkpoint", "all", "written by the script"],
+)
+def test_command_for_an_object_store_copies_only_this_job(
+    last: str | None,
+    options: list[str],
+    source: str,
+    cluster: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fixed bug: without a checkpoint of dltrain, the command would have copied all jobs of the bucket."""
+    cluster.job = stored_in_s3(last)
+    assert get(tmp_path / "model", *options) == 2
+    assert f"aws s3 cp --recursive {source} model\n" in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_replaced_is_rejected(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: a link to an empty folder, or the mount point of one, ended the command with a traceback."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "empty")
+    assert get(tmp_path / "model") == 2 and not cluster.created
+    assert "which cannot be written: " in capsys.readouterr().err
 
 
 def test_folder_that_is_not_empty_is_rejected(cluster: Cluster, tmp_path: Path) -> None:
