@@ -28,13 +28,27 @@ def connection(kubeconfig: str | None = None, context: str | None = None) -> Any
         raise BadInputError(str(error)) from None
 
 
+PATIENCE_S = 600.0
+"""Seconds for which those who follow a job bear that the API server does not answer, such as while it is upgraded."""
+
+
 @asynccontextmanager
 async def opened(connection: Any) -> AsyncIterator[Any]:
-    """Open a session of a connection, and yield a client of type ``dljob.kube.Api``."""
+    """Open a session of a connection, and yield a client of type ``dljob.kube.Api``.
+
+    Raise BadInputError if the certificates or keys of the kubeconfig cannot be used.
+    """
     from dljob.controller.connection import keep_token_fresh
     from dljob.kube import Api
 
-    async with connection.session() as session:
+    try:
+        opening = connection.session()
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"kubeconfig: found unusable certificates or keys ({error}); expected valid ones. Correct their paths or "
+            "data"
+        ) from None
+    async with opening as session:
         renewal = asyncio.ensure_future(keep_token_fresh(session)) if connection.in_pod else None
         try:
             yield Api(session, connection.server, max_nbytes=inf)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlcontract import REPORT_KEY, Report, config_map_names
 from dljob.api import ConditionStatus, DLJobStatus
-from dljob.client.access import FIELD_OWNER
+from dljob.client.access import FIELD_OWNER, PATIENCE_S
 from dljob.client.errors import BadInputError
 from dljob.client.records import logs_of, output_of, ranks_of
 from dljob.sdk.errors import JobDeletedError, JobFailedError, JobNotFoundError
@@ -17,8 +17,6 @@ Body = Mapping[str, Any]
 WATCH_S, SILENCE_S = 300, 90.0
 PAUSE_S = 1.0
 """Seconds between two watches. Without permission to watch, the job is read in this interval."""
-PATIENCE_S = 600.0
-"""Seconds for which a watch bears that the API server does not answer, such as while it is upgraded."""
 MAX_LINES = 20
 """Maximum number of lines of a failed rank's output in an exception."""
 

@@ -79,10 +79,9 @@ class Session:
             loop.__enter__()
             try:
                 self._api = loop.call(self._stack.enter_async_context(access.opened(connection)))
-            except (OSError, ValueError) as error:
+            except BadInputError as error:
                 loop.__exit__()
-                what = f"kubeconfig: found unusable certificates or keys ({error}); expected valid ones"
-                raise DLJobError(what) from None
+                raise translated(error) from None
             self._loop = loop
             atexit.register(self.close)
 

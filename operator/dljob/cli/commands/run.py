@@ -4,11 +4,13 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from dljob.cli import remote
 from dljob.cli.follow import Follower
 from dljob.client import submission
+from dljob.client.access import PATIENCE_S
 from dljob.client.errors import BadInputError
 from dljob.job.plan.recommendation import parse_job
 
@@ -54,8 +56,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, timeout_s: float | None) -> int:
-    from dljob.kube.kinds import DLJOB
-
     answer = await submission.apply(api, body)
     metadata = answer["metadata"]
     print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)
@@ -66,7 +66,7 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
         async with asyncio.timeout(timeout_s):
             while (code := follower.look(answer)) is None:
                 await asyncio.sleep(LOOK_S)
-                answer = await api.get(DLJOB, metadata["namespace"], metadata["name"])
+                answer = await _read(api, metadata["namespace"], metadata["name"])
                 if answer["metadata"]["uid"] != metadata["uid"]:
                     raise BadInputError(
                         f"{metadata['name']}: found a new job with this name; expected the applied job, "
@@ -76,3 +76,24 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
         print(f"dljob: the job is not finished after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
         return 1
     return code
+
+
+async def _read(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
+    """Return the job. Wait up to ``PATIENCE_S`` seconds for an API server that does not answer: the job goes on."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+    from dljob.kube.watch.reflector import TEMPORARY
+
+    began_s, said = monotonic(), False
+    while True:
+        try:
+            found: Mapping[str, Any] = await api.get(DLJOB, namespace, name)
+        except ApiError as error:
+            if error.code not in TEMPORARY or monotonic() - began_s > PATIENCE_S:
+                raise
+            if not said:
+                print(f"dljob: the API server does not answer ({error.message}); the job continues", file=sys.stderr)
+            said = True
+            await asyncio.sleep(LOOK_S)
+            continue
+        return found

@@ -1,0 +1,77 @@
+"""Tests of the commands' connection: unusable certificates, and an API server that restarts while a job is followed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dljob.cli import main
+from dljob.cli.commands import run
+from dljob.kube import Api, ApiError
+from dljob.sdk import Client, DLJobError
+from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
+from support.specs.small_specs import JOB
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [{"certificate-authority": "/nowhere/ca.crt"}, {"certificate-authority-data": "bm8gY2VydGlmaWNhdGU="}],
+)
+def test_unusable_certificates_are_named(
+    certificate: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: the commands ended with a traceback."""
+    config = kubeconfig("https://127.0.0.1:1", "team-a")
+    config["clusters"][0]["cluster"] |= certificate
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert main(["top"]) == 2
+    assert capsys.readouterr().err.startswith("dljob: kubeconfig: found unusable certificates or keys (")
+    with Client() as client, pytest.raises(DLJobError, match="kubeconfig: found unusable certificates or keys"):
+        client.jobs()
+
+
+class TestFollowing:
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run, "LOOK_S", 0.01)
+
+    @staticmethod
+    def failing(monkeypatch: pytest.MonkeyPatch, errors: list[int]) -> None:
+        """Let reads of the job fail with these HTTP status codes, after the job was applied."""
+        read = Api.get
+        reads: list[Any] = []
+
+        async def get(self: Api, *where: Any) -> Any:
+            reads.append(where)
+            if len(reads) > 1 and errors:
+                raise ApiError(errors.pop(0), "Unavailable", "restarting")
+            return await read(self, *where)
+
+        monkeypatch.setattr(Api, "get", get)
+
+    def test_run_survives_a_restart_of_the_api_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Fixed bug: one request without an answer ended the command with exit code 2, and the job went on."""
+        errors = [0, 503, 500]
+        with threaded_api(tmp_path) as server, PretendOperator(server):
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            self.failing(monkeypatch, errors)
+            (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+            assert main(["run", str(tmp_path / "job.yaml")]) == 0
+        shown = capsys.readouterr()
+        assert "phase Complete" in shown.out and not errors
+        assert shown.err == "dljob: the API server does not answer (restarting); the job continues\n"
+
+    @pytest.mark.parametrize(("code", "patience_s"), [(403, 600.0), (503, -1.0)])
+    def test_run_ends_if_waiting_does_not_help(
+        self, code: int, patience_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "PATIENCE_S", patience_s)
+        with threaded_api(tmp_path) as server:
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            self.failing(monkeypatch, [code] * 99)
+            (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+            assert main(["run", str(tmp_path / "job.yaml")]) == 2
