@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
-from pydantic import ValidationError
-
 from dljob.api import DLJobStatus, Phase, ResultAnalysis
 from dljob.planner.types.texts import duration
+from dljob.status import readable_status
 
 FOLLOWED_CONDITIONS = {
     "Accepted",
@@ -40,7 +39,7 @@ class Follower:
         """
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
-        self._phase: Phase | None = None
+        self._phase: str | None = None
         self._progress_mark = -1
         self._restarts = 0
 
@@ -48,17 +47,10 @@ class Follower:
         """Print what has changed since the last call. ``body``: the job as the API server returns it.
 
         Return the exit code of ``dljob run`` if there is nothing more to follow: 0 if the job is complete or shows a
-        PlanOnly plan, 1 if it has failed or has a status that this version cannot read. Otherwise, return None.
+        PlanOnly plan, 1 if it has failed. Otherwise, return None. Fields that a later release of the operator has added
+        are ignored.
         """
-        try:
-            status = DLJobStatus.model_validate(body.get("status") or {})
-        except ValidationError as error:
-            first = error.errors()[0]
-            _say(
-                f"status: found an unsupported value of {'.'.join(map(str, first['loc']))} ({first['msg']}); expected "
-                "a status of this version. Update dljob"
-            )
-            return 1
+        status = readable_status(given := body.get("status") or {})
         if status.observed_generation < self._generation:
             return None
         for condition in status.conditions:
@@ -73,9 +65,10 @@ class Follower:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "unknown whether "}[condition.status.value]
                 _say(f"{sign}{condition.type} ({condition.reason}): {condition.message}")
-        if status.phase is not self._phase:
-            self._phase = status.phase
-            _say(f"phase {status.phase.value}")
+        phase = str(given.get("phase") or status.phase.value)  # A later release may have other phases.
+        if phase != self._phase:
+            self._phase = phase
+            _say(f"phase {phase}")
         if status.restarts > self._restarts:
             self._restarts = status.restarts
             causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts_by_cause.items())

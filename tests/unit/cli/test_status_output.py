@@ -83,6 +83,10 @@ class TestTop:
         head, *rows = lines([first, other], with_namespace=False)
         assert [line.split()[-1] for line in (head, *rows)] == ["PREEMPTED", "2", "0"]
 
+    def test_fields_of_a_later_release_are_ignored(self) -> None:
+        """Fixed bug: jobs of an operator of a later release had a question mark."""
+        assert lines([job("Running", added={"a": 1}, plan={**PLAN, "added": 1})], False)[1].split()[1] == "Running"
+
     def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
         odd = job("Sleeping")
         assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]
@@ -148,6 +152,15 @@ class TestFollow:
         moves = {**condition, "status": "True", "reason": "BetterPlan", "message": "from 2 x cpu to 3 x cpu"}
         follower.look(job("Running", conditions=[moves]))
         assert capsys.readouterr().out == "phase Running\nResizing (BetterPlan): from 2 x cpu to 3 x cpu\n"
+
+    def test_status_of_a_later_release_is_followed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Fixed bug: a new field of the status ended the command with exit code 1, and the job went on."""
+        follower = Follower(1)
+        assert follower.look(job("Running", added={"a": 1}, plan={**PLAN, "added": "text"})) is None
+        assert follower.look(job("Migrating", added={"a": 1})) is None
+        assert follower.look(job("Complete", result={"steps": 5, "seconds": 1, "added": []})) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said == ["phase Running", "phase Migrating", "phase Complete", "5 steps in 1s"]
 
     def test_failed_job_gives_exit_code_1(self) -> None:
         assert Follower(1).look(job("Failed")) == 1
