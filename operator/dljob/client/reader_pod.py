@@ -43,7 +43,6 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
     meta, spec = job["metadata"], job.get("spec") or {}
     trainer = spec.get("trainer") or {}
     secrets = trainer.get("imagePullSecrets") or ()
-    overrides = spec.get("podTemplateOverrides") or {}
     resources = {"cpu": "100m", "memory": "256Mi"}
     owner = {"apiVersion": API_VERSION, "kind": "DLJob", "name": meta["name"], "uid": meta["uid"]}
     container = {
@@ -73,7 +72,7 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
     }  # fmt: skip
     if secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in secrets]
-    if tolerations := overrides.get("tolerations"):
+    if tolerations := _tolerations(spec):
         pod["tolerations"] = tolerations
     return {
         "apiVersion": "v1",
@@ -86,6 +85,15 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
         },
         "spec": pod,
     }
+
+
+def _tolerations(spec: Mapping[str, Any]) -> list[Any]:
+    """Return the tolerations of the job's pods. The volume may be bound to one of their nodes."""
+    found = (spec.get("scheduling") or {}).get("tolerations") or []
+    for override in spec.get("podTemplateOverrides") or ():
+        # An override replaces a list whose items have no names.
+        found = (override.get("spec") or {}).get("tolerations", found) or []
+    return list(found)
 
 
 def command(folder: str, *, whole: bool) -> list[str]:

@@ -203,7 +203,6 @@ def test_scripts_of_a_job_with_a_task_are_copied_too(cluster: Cluster, tmp_path:
 
 def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.job is not None
-    cluster.job["spec"]["podTemplateOverrides"] = {"tolerations": [{"key": "pool", "operator": "Exists"}]}
     cluster.job["spec"]["trainer"] |= {"imagePullSecrets": ["registry"], "imagePullPolicy": "Always"}
     assert get(tmp_path / "model", "--image", "other:2") == 0
     (body,) = cluster.created
@@ -217,10 +216,21 @@ def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> N
     }  # fmt: skip
     assert container["volumeMounts"][0]["readOnly"] and not spec["automountServiceAccountToken"]
     assert (container["image"], spec["imagePullSecrets"]) == ("other:2", [{"name": "registry"}])
-    assert spec["tolerations"] and spec["activeDeadlineSeconds"] > 0
+    assert "tolerations" not in spec and spec["activeDeadlineSeconds"] > 0
     assert body["metadata"]["ownerReferences"][0]["uid"] == UID
     assert_valid(body)
     assert "dljob.dev/job" not in body["metadata"]["labels"], "the operator must not count it as a pod of the job"
+
+
+def test_pod_tolerates_what_the_pods_of_the_job_tolerate(cluster: Cluster, tmp_path: Path) -> None:
+    """Fixed bug: the command ended with a traceback for each job with overrides, and ignored ``spec.scheduling``."""
+    pool, gpu = {"key": "pool", "operator": "Exists"}, {"key": "gpu", "operator": "Exists"}
+    found = []
+    for overrides in ([], [{"manager": "a"}], [{"manager": "a", "spec": {"tolerations": [gpu]}}]):
+        cluster.job = job(scheduling={"tolerations": [pool]}, podTemplateOverrides=overrides)
+        assert get(tmp_path / f"model-{len(found)}") == 0
+        found.append(cluster.created[-1]["spec"]["tolerations"])
+    assert found == [[pool], [pool], [gpu]]
 
 
 @pytest.mark.parametrize(
