@@ -112,4 +112,4 @@ def _cluster(given: str | Path | Mapping[str, Any]) -> ClusterState:
     try:
         return ClusterState(cluster_view(given), {})
     except ValueError as error:
-        raise DLJobError(f"cluster: {error}") from None
+        raise DLJobError(str(error)) from None

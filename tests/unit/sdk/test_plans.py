@@ -88,9 +88,10 @@ class TestWithoutACluster:
     def test_invalid_input_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidJobError):
             Client().plan({**MINIMAL, "epochs": 0}, cluster=NODES)
-        for cluster in ({"nodes": [{"cpu": -1}]}, tmp_path / "missing.yaml"):
-            with pytest.raises(DLJobError):
-                Client().plan(MINIMAL, cluster=cluster)
+        with pytest.raises(DLJobError, match=r"^cluster: nodes\[0\]\.cpu: found -1"):
+            Client().plan(MINIMAL, cluster={"nodes": [{"cpu": -1}]})
+        with pytest.raises(DLJobError, match="missing"):
+            Client().plan(MINIMAL, cluster=tmp_path / "missing.yaml")
         with pytest.raises(DLJobError):
             Client().plan(tmp_path / "missing.yaml", cluster=NODES)
         task = {"task": {"type": "TabularRegression"}, "dataset": {"uri": "pvc://a/b.csv"}}
