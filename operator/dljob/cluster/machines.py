@@ -45,6 +45,18 @@ def cores_of_machines(nodes: Iterable[Node]) -> dict[str, float]:
     return largest | stated
 
 
+def usable_cpus(nodes: Sequence[Node]) -> dict[str, float]:
+    """Return node name → number of CPUs that a job's pods on this node can keep busy, if it runs on all ``nodes``.
+
+    That is the node's CPUs or, if fewer, an equal part of the cores of its machine.
+    """
+    cores = cores_of_machines(nodes)
+    names = {node.name: _machine(node.labels) for node in nodes}
+    on_each = Counter(names.values())
+    shared = {name: cores[machine] / on_each[machine] for name, machine in names.items() if machine is not None}
+    return {node.name: min(node.cpu, shared.get(node.name, node.cpu)) for node in nodes}
+
+
 def machines(nodes: Iterable[Node], cores: Mapping[str, float]) -> tuple[Machine, ...]:
     """Return the machines of those ``nodes`` that have the label of a machine.
 

@@ -73,6 +73,22 @@ def test_only_runs_on_several_nodes_measure_the_network(nodes: int, expected: fl
     assert desired.measurements.report.link_bandwidth_Bps == expected
 
 
+@pytest.mark.parametrize(
+    ("cpu", "resources", "expected"),
+    [(8.0, {}, 2.0), (1.5, {}, 1.5), (0.2, {}, 0.2), (None, {}, 2.0), (8.0, {"cpuLimit": "500m"}, 0.5)],
+)
+def test_cores_that_a_rank_keeps_busy_are_at_most_its_part_of_the_node(
+    cpu: float | None, resources: Json, expected: float
+) -> None:
+    env = [{"name": "OMP_NUM_THREADS", "value": "2"}]
+    measured = {"rank": 0, "device": "cpu", "share": 32, "compute_s": 0.1}
+    observed = done(spec={**DIGITS, "trainer": {"env": env}, "resources": resources}, ranks=[measured])
+    usable = {} if cpu is None else {"digits-cpu-node-0": cpu, "digits-cpu-node-1": 64.0, "of-another-job": 0.1}
+    desired = step(replace(observed, usable_cpus=usable))
+    assert desired.measurements is not None
+    assert desired.measurements.used_cores == {"cpu": pytest.approx(expected)}
+
+
 class TestUntil:
     SPEC: Json = {**DIGITS, "until": {"metric": "accuracy", "atLeast": 0.9, "patience": 3}}
 
