@@ -56,6 +56,46 @@ def test_accumulated_micro_batches_are_one_step(tmp_path: Path) -> None:
     assert found[0].samples == 3 * 32 and found[0].flops == pytest.approx(9 * 2 * 32 * (20 * 64 + 64 * 2))
 
 
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.out = nn.Linear(64, 2)
+    def forward(self, x):
+        return self.out(checkpoint(self.a, x, use_reentrant={reentrant}))
+model = Model()
+"""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_one_more_forward_pass(tmp_path: Path, reentrant: bool) -> None:
+    """Fixed bug: the repeated forward pass counted with a backward pass of its own, and its activations as kept."""
+    batch = "x = torch.randn(32, 20, requires_grad=True); y = torch.randint(2, (32,))"
+    found, _ = observed(tmp_path, loop(model=CHECKPOINTED.format(reentrant=reentrant), batch=batch))
+    again, out = 2 * 32 * (20 * 64 + 64 * 64), 2 * 32 * 64 * 2
+    assert found[0].flops == pytest.approx(4 * again + 3 * out)
+    work = {each.kind: each for each in found[0].work}
+    assert {kind: each.count for kind, each in work.items()} == {"product": 3, "other": 2}
+    assert work["product"].forward_flops == again + out
+    assert (found[0].samples, found[0].sample_nbytes) == (32, 80)
+    assert found[0].activation_nbytes < 32 * 4 * (64 + 64 + 2), "the first layer's output is not kept"
+
+
+def test_module_that_is_recomputed_as_a_whole_has_samples(tmp_path: Path) -> None:
+    """With ``use_reentrant=True``, the first forward pass has no gradients, so that only the recomputation shows what
+    is trained. Otherwise, torch stops the recomputation before the last layer, whose output no gradient needs.
+    """
+    model = MLP + "\nfrom torch.utils.checkpoint import checkpoint"
+    batch = "x = torch.randn(32, 20, requires_grad=True); y = torch.randint(2, (32,))"
+    loss = "nn.functional.cross_entropy(checkpoint(model, x, use_reentrant={}), y)"
+    for reentrant, again in ((False, 20 * 64), (True, 20 * 64 + 64 * 2)):
+        found, _ = observed(tmp_path, loop(model=model, batch=batch, loss=loss.format(reentrant)))
+        assert found[0].samples == 32
+        assert found[0].flops == pytest.approx(2 * 32 * (3 * (20 * 64 + 64 * 2) + again))
+
+
 def test_batch_is_found_among_keyword_arguments_and_attention_is_counted(tmp_path: Path) -> None:
     model = """
 class Model(nn.Module):
