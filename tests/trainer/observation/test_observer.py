@@ -197,6 +197,27 @@ counter.__enter__()
     assert ended.stdout == python(script, None).stdout
 
 
+OTHER = loop(model="model = nn.Linear(20, 2)")
+STARTED = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {!r}], check=True)\n"
+
+
+def test_processes_that_the_script_starts_do_not_report(tmp_path: Path) -> None:
+    """Fixed bug: they inherited the agent's request, and the structure of the last one replaced that of the rank."""
+    found, ended = observed(tmp_path, loop() + STARTED.format(OTHER))
+    assert ended.stdout.count("parameters") == 2 and ended.stderr.count("observed a step") == 1
+    assert {each.parameters for each in found} == {20 * 64 + 64 + 64 * 2 + 2}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [STARTED, "import os, sys\nimport torch\nos.execv(sys.executable, [sys.executable, '-c', {!r}])"],
+    ids=["a wrapper without torch", "exec"],
+)
+def test_script_behind_a_wrapper_is_observed(tmp_path: Path, start: str) -> None:
+    found, _ = observed(tmp_path, start.format(OTHER))
+    assert found[-1].parameters == 20 * 2 + 2
+
+
 def test_errors_of_the_script_are_its_own(tmp_path: Path) -> None:
     """A script that catches an error in its forward pass, as those do that search the largest batch, goes on."""
     model = """
