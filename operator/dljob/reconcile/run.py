@@ -260,8 +260,8 @@ def measurements(
     parallelism or strategy Sharded. A job whose spec lacks fields that describe its training (``spec.missing``) has at
     most the observed structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
-    gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
-    the network. ``observed``: the job at the end of the run, with the nodes of its pods.
+    gradient accumulation. The link of a run on one node, or on nodes of one machine, is left out, because it is shared
+    memory, and not the network. ``observed``: the job at the end of the run, with the nodes of its pods.
     """
     if accepted is None or accepted.plan.splits_model or accepted.plan.shards_model:
         return None
@@ -278,13 +278,15 @@ def measurements(
     mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
     measured = set(devices(report)) - mixed
     report = of_micro_batches(report, accepted.plan)
-    if sum(group.nodes for group in accepted.groups) == 1:
+    nodes = sum(group.nodes for group in accepted.groups)
+    if nodes <= observed.machine_nodes:
         report = report.model_copy(update={"link_latency_s": None, "link_bandwidth_Bps": None})
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
     whole = accepted.plan.micro_batches == 1
-    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole:
+    unlike = accepted.groups[0].is_gpu and 1 < nodes <= observed.machine_nodes  # Steps of GPUs do not name the machine.
+    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole and not unlike:
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)

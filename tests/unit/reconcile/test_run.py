@@ -65,10 +65,14 @@ class TestData:
         assert status(step(corrected)).phase is not Phase.FAILED
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(1, None), (2, 5e8)])
-def test_only_runs_on_several_nodes_measure_the_network(nodes: int, expected: float | None) -> None:
+@pytest.mark.parametrize(("nodes", "machine_nodes", "expected"), [(1, 1, None), (2, 1, 5e8), (2, 2, None), (3, 2, 5e8)])
+def test_only_runs_on_several_machines_measure_the_network(
+    nodes: int, machine_nodes: int, expected: float | None
+) -> None:
+    """Fixed bug: the shared memory of one machine with all nodes of a run was stored as the network."""
     spec = {**DIGITS, "nodes": {"min": nodes, "max": nodes}}
-    desired = step(done(spec=spec, step_s=0.5, link_latency_s=1e-4, link_bandwidth_Bps=5e8))
+    observed = done(spec=spec, step_s=0.5, link_latency_s=1e-4, link_bandwidth_Bps=5e8)
+    desired = step(replace(observed, machine_nodes=machine_nodes))
     assert desired.measurements is not None
     assert desired.measurements.report.link_bandwidth_Bps == expected
 

@@ -236,7 +236,11 @@ def _with_nodes(
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
-    similar = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
+    similar = [
+        s
+        for s in known.steps
+        if s.place.sharded == (strategy == "Optimizer") and (s.place.uses_network or pool.is_one_machine)
+    ]
     one_s = [found.alone_s(s) for s in similar]
     steps = posterior(known.points, similar, one_s, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]

@@ -65,6 +65,11 @@ class Pool:
     def nodes(self) -> int:
         return len(self.free)
 
+    @property
+    def is_one_machine(self) -> bool:
+        """Return True if all nodes of this pool are on one machine."""
+        return any(machine.nodes == self.nodes for machine in self.machines)
+
     def machine_nodes(self, nodes: int) -> int:
         """Return how many nodes of a plan on ``nodes`` nodes of this pool run on the same machine; at least 1."""
         return together(self.machines, self.nodes, nodes) if self.machines else 1

@@ -137,6 +137,15 @@ class TestMeasurements:
         found = decided(replace(QUICKSTART, nodes_max=1), busy, known).chosen.prediction
         assert found.compute_s == pytest.approx(0.020, rel=0.01)
 
+    @pytest.mark.parametrize("machine_nodes", [3, 2])
+    def test_measured_steps_within_one_machine_say_nothing_about_the_network(self, machine_nodes: int) -> None:
+        """Fixed bug: plans over several machines had the communication of a run within one machine."""
+        point = LearnedPoint(40, 0.008, 50, 1, 1)
+        step = StepPoint(Place(3, 1, "Ring", cores=1, machine_nodes=machine_nodes), 40, 0.5)
+        without = on_three(ALONE, {self.KEY: Learned((point,))}).chosen.prediction
+        found = on_three(ALONE, {self.KEY: Learned((point,), steps=(step,))}).chosen.prediction
+        assert (found == without) == (machine_nodes == 3)
+
     def test_measurements_count_as_they_are_once_the_labels_are_gone(self) -> None:
         known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),))}
         assert on_three(ALONE, known).chosen.prediction.compute_s == pytest.approx(0.012)
