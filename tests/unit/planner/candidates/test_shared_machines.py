@@ -71,6 +71,12 @@ class TestQuickstart:
         summaries = [each.summary for each in decided(QUICKSTART, SHARED).candidates]
         assert len(summaries) == len(set(summaries))
 
+    def test_efficiency_counts_the_cores_that_ranks_share(self) -> None:
+        """Fixed bug: a rank that shares its core was compared with one that has the same part of a core alone."""
+        alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
+        assert shared.efficiency / alone.efficiency == pytest.approx(alone.step_s / shared.step_s, rel=0.01)
+        assert shared.efficiency < 2 / 3 + 0.01, "three ranks on two cores"
+
     def test_power_is_that_of_the_busy_cores_and_the_price_that_of_the_requested(self) -> None:
         alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
         assert alone.energy_J is not None and shared.energy_J is not None
