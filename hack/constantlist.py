@@ -35,7 +35,7 @@ CONSTANTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ),
     (
         "`c_u`: the server's synchronization",
-        "each run on several nodes and `dljob probe`, as the latency of a message; "
+        "each run on several machines and `dljob probe`, as the latency of a message; "
         "`benchmarks/papers/framework_constants.py`, as its ratio for the server",
         ("linkLatencySeconds", "hardware.networkLink.latencySeconds"),
         "synchronous: 2 ceil(log2 n) latencies per tensor of a layered server. Asynchronous: the queue of n workers "
@@ -62,7 +62,7 @@ CONSTANTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ),
     (
         "`r_net`: network",
-        "each run on several nodes and `dljob probe --link`; all steps on several devices together",
+        "each run on several machines and `dljob probe --link`; all steps on several devices together",
         ("linkBandwidthBytesPerSecond", "hardware.networkLink.bandwidthBytesPerSecond", "scaling[].seconds"),
         f"the node's annotation, else {ETHERNET_BANDWIDTH_Bps / GB:g} GB/s and {1e6 * TCP_LATENCY_S:g} us; within a "
         f"CPU node {1e6 * SHARED_MEMORY_LATENCY_S:g} us",

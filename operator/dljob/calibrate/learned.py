@@ -69,6 +69,11 @@ class Place:
     def devices(self) -> int:
         return self.nodes * self.node_devices
 
+    @property
+    def uses_network(self) -> bool:
+        """Return False if all nodes of the run, if it had several, were on one machine. They use its shared memory."""
+        return self.nodes == 1 or self.machine_nodes < self.nodes
+
 
 @dataclass(frozen=True)
 class StepPoint:

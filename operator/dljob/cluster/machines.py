@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, lgamma, log
+from math import exp, inf, lgamma, log
 
 from dljob.cluster.view import MACHINE_CPU_LABEL, MACHINE_LABEL, Node, quantity
 
@@ -45,6 +45,18 @@ def cores_of_machines(nodes: Iterable[Node]) -> dict[str, float]:
     return largest | stated
 
 
+def usable_cpus(nodes: Sequence[Node]) -> dict[str, float]:
+    """Return node name → number of CPUs that a job's pods on this node can keep busy, if it runs on all ``nodes``.
+
+    That is the node's CPUs or, if fewer, an equal part of the cores of its machine.
+    """
+    cores = cores_of_machines(nodes)
+    names = {node.name: _machine(node.labels) for node in nodes}
+    on_each = Counter(names.values())
+    shared = {name: cores[machine] / on_each[machine] for name, machine in names.items() if machine is not None}
+    return {node.name: min(node.cpu, shared.get(node.name, node.cpu)) for node in nodes}
+
+
 def machines(nodes: Iterable[Node], cores: Mapping[str, float]) -> tuple[Machine, ...]:
     """Return the machines of those ``nodes`` that have the label of a machine.
 
@@ -53,6 +65,15 @@ def machines(nodes: Iterable[Node], cores: Mapping[str, float]) -> tuple[Machine
     on_each = Counter(name for node in nodes if (name := _machine(node.labels)) is not None)
     kinds = Counter((number, cores[name]) for name, number in on_each.items() if cores.get(name))
     return tuple(Machine(number, cpu, count) for (number, cpu), count in sorted(kinds.items()))
+
+
+def smallest_cpu(found: Sequence[Machine], nodes: int) -> float:
+    """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if no nodes share a machine.
+
+    An earlier run may have used more nodes of a machine than ``found`` has now. Then the smallest machine counts.
+    """
+    large = [machine for machine in found if machine.nodes >= nodes]
+    return min((machine.cpu for machine in large or found), default=inf)
 
 
 def most_on_one_machine(labels: Iterable[Mapping[str, str]]) -> int:

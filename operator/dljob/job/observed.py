@@ -342,6 +342,9 @@ class Observed:
     machine_nodes: int = 1
     """The largest number of nodes of the job's pods on one machine (label ``dljob.dev/machine``), whose cores they
     share."""
+    usable_cpus: Mapping[str, float] = field(default_factory=dict)
+    """Name → CPUs that the job's pods can keep busy, for each node on which they run. Nodes on one machine share its
+    cores. A node is missing if it is gone or reports no CPUs."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     evictions: tuple[Eviction, ...] = ()

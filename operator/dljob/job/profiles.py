@@ -182,6 +182,7 @@ def updated_profile(
     data: str | None = None,
     layout: tuple[int, int] | None = None,
     machine_nodes: int = 1,
+    used_cores: float | None = None,
 ) -> DLProfileStatus:
     """Return the status of the profile of (model, device) after a run that ended with ``report``.
 
@@ -190,7 +191,7 @@ def updated_profile(
     None if the gradient noise scale must not be updated. The stored compute times are those of a device that is alone
     on its node: the known slowdown by the other devices is divided out. ``layout``: (cores of each rank, ranks per
     node) of a run on CPUs, and ``machine_nodes``: its nodes that shared the cores of one machine. Its compute times are
-    stored with both instead.
+    stored with both instead. ``used_cores``: CPUs that each of its ranks kept busy; None: all of its cores.
     """
     if device not in devices(report):
         return before
@@ -206,7 +207,7 @@ def updated_profile(
         link_bandwidth_Bps=report.link_bandwidth_Bps,
         expected_s=_expected(model, device, cores),
         fetch_s=_fetched(report, device),
-        computing_W=_computing_watts(report, device, layout),
+        computing_W=_computing_watts(report, device, ranks * (used_cores or cores or 1) if layout else None),
         cores=cores,
         ranks=ranks,
         machine_nodes=machine_nodes,
@@ -256,15 +257,15 @@ def _fetched(report: Report, device: str) -> float | None:
     return median(said) if said else None
 
 
-def _computing_watts(report: Report, device: str, layout: tuple[int, int] | None) -> float | None:
+def _computing_watts(report: Report, device: str, pod_cores: float | None) -> float | None:
     """Return the power of one GPU, or of one CPU, while it computes, as the median over the ranks that measured it.
 
     The measured power is the mean of a step. While a device waits, it is assumed to draw the power that predictions
-    assume. ``layout``: (CPUs of each rank, ranks per node), if the device is a class of CPU nodes. Return None if no
-    rank could read a counter.
+    assume. ``pod_cores``: CPUs that the ranks of a pod keep busy together, if the device is a class of CPU nodes; None
+    for GPUs. Return None if no rank could read a counter.
     """
-    known = catalogue.cpu(device, 1.0) if layout else catalogue.gpu_or_assumed(device)
-    waiting_W, units = energy.device_watts(known, 0.0), (layout[0] or 1) * layout[1] if layout else 1
+    known = catalogue.gpu_or_assumed(device) if pod_cores is None else catalogue.cpu(device, 1.0)
+    waiting_W, units = energy.device_watts(known, 0.0), 1.0 if pod_cores is None else pod_cores
     found = []
     for rank in report.ranks:
         step_s = rank.compute_s + rank.wait_s + rank.comm_s + rank.data_s

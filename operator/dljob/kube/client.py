@@ -301,6 +301,7 @@ class Kube:
                 measurements.data,
                 measurements.layouts.get(device),
                 measurements.machine_nodes,
+                measurements.used_cores.get(device),
             )
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")

@@ -279,8 +279,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
     """
     draft.verdicts.append(verdict)
     if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
-        on_machine = parsed.observed.machine_nodes
-        draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted, on_machine)
+        draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted, parsed.observed)
     return _finished(parsed, draft, now, just_now=True)
 
 

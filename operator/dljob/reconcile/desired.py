@@ -52,6 +52,9 @@ class RunMeasurements:
     """Key of the dataset for which the profile stores the gradient noise scale. None: do not store the noise scale."""
     layouts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(Cores of each rank, ranks per node) of the run by device type, for CPUs."""
+    used_cores: Mapping[str, float] = field(default_factory=dict)
+    """CPUs that each rank can keep busy, by device type, for CPUs: at most its threads, but a part of a CPU on a small
+    node, and an equal part of a machine that several nodes share."""
     machine_nodes: int = 1
     """The largest number of the run's nodes that share the cores of one machine."""
     structure: ObservedStructure | None = None

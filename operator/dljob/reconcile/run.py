@@ -7,9 +7,11 @@ from dlcontract import EXIT_BAD_INPUT, SERVERS, Failure, Report, RunPhase, reaso
 from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.calibrate.learned import measured_key
+from dljob.cluster import quantity
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
-from dljob.job.plan.stored import StoredPlan, threads
+from dljob.job.observed import Observed
+from dljob.job.plan.stored import PodGroup, StoredPlan, threads
 from dljob.job.plan.structure import observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.reconcile.desired import RunMeasurements
@@ -250,7 +252,7 @@ def _refusal(report: Report, parsed: ParsedJob) -> str:
 
 
 def measurements(
-    spec: DLJobSpec, report: Report, accepted: StoredPlan | None, machine_nodes: int = 1
+    spec: DLJobSpec, report: Report, accepted: StoredPlan | None, observed: Observed
 ) -> RunMeasurements | None:
     """Return the measurements of a run with which the operator updates profiles, or None.
 
@@ -258,8 +260,8 @@ def measurements(
     parallelism or strategy Sharded. A job whose spec lacks fields that describe its training (``spec.missing``) has at
     most the observed structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
-    gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
-    the network. ``machine_nodes``: number of the run's nodes that share the cores of one machine.
+    gradient accumulation. The link of a run on one node, or on nodes of one machine, is left out, because it is shared
+    memory, and not the network. ``observed``: the job at the end of the run, with the nodes of its pods.
     """
     if accepted is None or accepted.plan.splits_model or accepted.plan.shards_model:
         return None
@@ -276,19 +278,35 @@ def measurements(
     mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
     measured = set(devices(report)) - mixed
     report = of_micro_batches(report, accepted.plan)
-    if sum(group.nodes for group in accepted.groups) == 1:
+    nodes = sum(group.nodes for group in accepted.groups)
+    if nodes <= observed.machine_nodes:
         report = report.model_copy(update={"link_latency_s": None, "link_bandwidth_Bps": None})
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
     whole = accepted.plan.micro_batches == 1
-    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole:
+    unlike = accepted.groups[0].is_gpu and 1 < nodes <= observed.machine_nodes  # Steps of GPUs do not name the machine.
+    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole and not unlike:
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
+    cores = {group.device: _used_cores(spec, group, observed) for group in accepted.groups if group.device in used}
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
-    return RunMeasurements(key, report, planned, place, data_key(spec), used, machine_nodes)
+    return RunMeasurements(key, report, planned, place, data_key(spec), used, cores, observed.machine_nodes)
+
+
+def _used_cores(spec: DLJobSpec, group: PodGroup, observed: Observed) -> float:
+    """Return how many CPUs each rank of a group on CPUs can keep busy: a fraction if the pod has a part of a CPU.
+
+    It is the number of its threads, but at most its part of the CPUs of the smallest node, and of the pod's CPU limit.
+    Plans count the same cores, so that measured watts per CPU times these cores are the power of a rank.
+    """
+    nodes = {pod.node for pod in observed.pods if pod.group == group.name}
+    cpus = [cpu for name, cpu in observed.usable_cpus.items() if name in nodes]
+    if spec.resources.cpu_limit:
+        cpus.append(float(quantity(spec.resources.cpu_limit)))
+    return min([float(threads(spec, group)), *(cpu / group.ranks_per_node for cpu in cpus)])
 
 
 def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
@@ -300,4 +318,4 @@ def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
     spec, report, accepted = parsed.spec, parsed.report, parsed.accepted
     if spec is None or report is None or accepted is None or not spec.missing or report.structure is None:
         return None
-    return measurements(spec, report, accepted) if report.plan_number == accepted.plan.number else None
+    return measurements(spec, report, accepted, parsed.observed) if report.plan_number == accepted.plan.number else None

@@ -186,6 +186,17 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
     assert (only.samples, only.invalid, only.metric) == (0, 4, ("accuracy", 0.0))
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
+def test_probabilities_beside_a_row_that_is_not_finite_are_probabilities(odd: float, kind: Any) -> None:
+    """Fixed bug: one such row made logits of all probabilities in its batch, so that the log loss was wrong."""
+    sure = np.array([[0.9, 0.1], [0.2, 0.8]])
+    expected = analysis(sure, np.array([0, 1])).classification
+    found = analysis(kind(np.array([*sure, [odd, 0.5]])), np.array([0, 1, 0]))
+    assert (found.samples, found.invalid) == (2, 1) and expected is not None and found.classification is not None
+    assert found.classification.log_loss == pytest.approx(expected.log_loss)
+
+
 def test_tensors_of_float64_keep_their_precision() -> None:
     """Fixed bug: they became float32, whose steps are 128 for times in seconds, so the error was 0."""
     truth = 1.7e9 + np.arange(40.0)

@@ -8,66 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dlcontract import Structure
 from dltrain.launch.rank_environment import OBSERVER
-from dltrain.protocol.rank_messages import SOCKET_ENV, Observed
-from dltrain.protocol.rank_variables import OBSERVE_ENV
+from dltrain.protocol.rank_messages import Observed
 from support.trainer.listener import Listener
+from support.trainer.observed_scripts import MLP, WITHIN_S, loop, observed, python, variables
 
-WITHIN_S = 300
 GIVEN_UP = "dljob: did not observe the structure of this script"
-LOOP = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-{model}
-opt = torch.optim.{optimizer}
-for step in range({steps}):
-    {batch}
-    opt.zero_grad()
-    {loss}.backward()
-    opt.step()
-    {after}
-print("parameters", float(sum(p.detach().double().sum() for p in model.parameters())))
-"""
-MLP = "model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))"
-BATCH = "x = torch.randn(32, 20); y = torch.randint(2, (32,))"
-LOSS = "nn.functional.cross_entropy(model(x), y)"
-
-
-def loop(
-    model: str = MLP,
-    optimizer: str = "SGD(model.parameters(), lr=0.1, momentum=0.9)",
-    batch: str = BATCH,
-    loss: str = LOSS,
-    after: str = "pass",
-    steps: int = 30,
-) -> str:
-    return LOOP.format(model=model, optimizer=optimizer, batch=batch, loss=loss, after=after, steps=steps)
-
-
-def variables(path: str | None, **more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "DLTRAIN_", "RANK", "WORLD"))}
-    observed = {SOCKET_ENV: path, OBSERVE_ENV: "on"} if path else {}
-    return kept | {"PYTHONPATH": str(OBSERVER), "OMP_NUM_THREADS": "1", **observed, **more}
-
-
-def python(script: str, path: str | None, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as the Python of a rank would, with the observer unless ``path`` is None."""
-    command = [sys.executable, "-c", script]
-    return subprocess.run(
-        command, env=variables(path, **more), capture_output=True, text=True, timeout=WITHIN_S, check=False
-    )
-
-
-def observed(folder: Path, script: str, **more: str) -> tuple[list[Structure], subprocess.CompletedProcess[str]]:
-    """Return the structures that the agent gets of a script, and its end, which must be a success."""
-    with Listener(folder) as agent:
-        ended = python(script, agent.path, **more)
-        assert ended.returncode == 0, ended.stderr
-        if "dljob: observed a step" in ended.stderr:
-            agent.wait_for(Observed, 2)
-        return [message.structure for message in agent.of(Observed)], ended
 
 
 def test_costs_of_a_perceptron_are_those_of_its_layers(tmp_path: Path) -> None:
@@ -108,6 +54,46 @@ def test_accumulated_micro_batches_are_one_step(tmp_path: Path) -> None:
     script = loop(after="for _ in range(2): nn.functional.cross_entropy(model(x), y).backward()")
     found, _ = observed(tmp_path, script)
     assert found[0].samples == 3 * 32 and found[0].flops == pytest.approx(9 * 2 * 32 * (20 * 64 + 64 * 2))
+
+
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.out = nn.Linear(64, 2)
+    def forward(self, x):
+        return self.out(checkpoint(self.a, x, use_reentrant={reentrant}))
+model = Model()
+"""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_one_more_forward_pass(tmp_path: Path, reentrant: bool) -> None:
+    """Fixed bug: the repeated forward pass counted with a backward pass of its own, and its activations as kept."""
+    batch = "x = torch.randn(32, 20, requires_grad=True); y = torch.randint(2, (32,))"
+    found, _ = observed(tmp_path, loop(model=CHECKPOINTED.format(reentrant=reentrant), batch=batch))
+    again, out = 2 * 32 * (20 * 64 + 64 * 64), 2 * 32 * 64 * 2
+    assert found[0].flops == pytest.approx(4 * again + 3 * out)
+    work = {each.kind: each for each in found[0].work}
+    assert {kind: each.count for kind, each in work.items()} == {"product": 3, "other": 2}
+    assert work["product"].forward_flops == again + out
+    assert (found[0].samples, found[0].sample_nbytes) == (32, 80)
+    assert found[0].activation_nbytes < 32 * 4 * (64 + 64 + 2), "the first layer's output is not kept"
+
+
+def test_module_that_is_recomputed_as_a_whole_has_samples(tmp_path: Path) -> None:
+    """With ``use_reentrant=True``, the first forward pass has no gradients, so that only the recomputation shows what
+    is trained. Otherwise, torch stops the recomputation before the last layer, whose output no gradient needs.
+    """
+    model = MLP + "\nfrom torch.utils.checkpoint import checkpoint"
+    batch = "x = torch.randn(32, 20, requires_grad=True); y = torch.randint(2, (32,))"
+    loss = "nn.functional.cross_entropy(checkpoint(model, x, use_reentrant={}), y)"
+    for reentrant, again in ((False, 20 * 64), (True, 20 * 64 + 64 * 2)):
+        found, _ = observed(tmp_path, loop(model=model, batch=batch, loss=loss.format(reentrant)))
+        assert found[0].samples == 32
+        assert found[0].flops == pytest.approx(2 * 32 * (3 * (20 * 64 + 64 * 2) + again))
 
 
 def test_batch_is_found_among_keyword_arguments_and_attention_is_counted(tmp_path: Path) -> None:
@@ -209,6 +195,27 @@ counter.__enter__()
     found, ended = observed(tmp_path, script)
     assert found and found[0].samples == 32
     assert ended.stdout == python(script, None).stdout
+
+
+OTHER = loop(model="model = nn.Linear(20, 2)")
+STARTED = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {!r}], check=True)\n"
+
+
+def test_processes_that_the_script_starts_do_not_report(tmp_path: Path) -> None:
+    """Fixed bug: they inherited the agent's request, and the structure of the last one replaced that of the rank."""
+    found, ended = observed(tmp_path, loop() + STARTED.format(OTHER))
+    assert ended.stdout.count("parameters") == 2 and ended.stderr.count("observed a step") == 1
+    assert {each.parameters for each in found} == {20 * 64 + 64 + 64 * 2 + 2}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [STARTED, "import os, sys\nimport torch\nos.execv(sys.executable, [sys.executable, '-c', {!r}])"],
+    ids=["a wrapper without torch", "exec"],
+)
+def test_script_behind_a_wrapper_is_observed(tmp_path: Path, start: str) -> None:
+    found, _ = observed(tmp_path, start.format(OTHER))
+    assert found[-1].parameters == 20 * 2 + 2
 
 
 def test_errors_of_the_script_are_its_own(tmp_path: Path) -> None:

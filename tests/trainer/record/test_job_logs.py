@@ -2,10 +2,13 @@
 
 import gzip
 import random
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dltrain.record import job_logs
 from dltrain.record.job_logs import RankOutput, packed
 
 
@@ -37,6 +40,25 @@ def test_end_of_an_output_that_is_too_long_is_kept() -> None:
     (data,) = packed({0: RankOutput(whole, failed=True)}, 4000).values()
     kept = gzip.decompress(data).decode()
     assert 1000 < len(kept) < 30_000 and whole.endswith(kept)
+
+
+def test_outputs_beyond_the_limit_are_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: each of thousands of outputs was compressed eight times, although nothing could fit any more."""
+    compressed: list[int] = []
+
+    def compress(data: bytes, mtime: float) -> bytes:
+        compressed.append(len(data))
+        return gzip.compress(data, mtime=mtime)
+
+    monkeypatch.setattr(job_logs, "gzip", SimpleNamespace(compress=compress))
+    long = RankOutput(text(0, 32_768), failed=False)
+    files = packed(dict.fromkeys(range(5000), long), 100_000)
+    assert 4 <= len(files) < 20 and len(compressed) < 50
+
+
+def test_outputs_that_are_left_at_the_end_of_the_time_are_omitted() -> None:
+    outputs = {rank: RankOutput("text\n", failed=False) for rank in range(9)}
+    assert len(packed(outputs, within_s=60.0)) == 9 and packed(outputs, within_s=0.0) == {}
 
 
 @given(

@@ -128,6 +128,9 @@ class Tensor:
     def detach(self) -> "Tensor":
         return self
 
+    def clone(self) -> "Tensor":
+        return self
+
     def __float__(self) -> float:
         self.read()
         return self.value
@@ -144,6 +147,18 @@ def test_tensors_are_read_for_an_update_only_and_not_by_the_thread() -> None:
     add(training, 20.0, 100)
     [step] = messages(training)
     assert isinstance(step, Step) and step.loss == 99.0 and reads == [1]
+
+
+def test_tensor_that_the_script_changes_after_a_report_is_reported_as_it_was() -> None:
+    """Fixed bug: a running sum on the device that the script reported and then set to zero was reported as 0."""
+    torch = pytest.importorskip("torch")
+    training, _ = progress()
+    total = torch.tensor(3.0)
+    add(training, 0.0, 1, loss=total, accuracy=total / 6, metrics={"total": total})
+    total.zero_()
+    found = {message.type: message.model_dump() for message in messages(training)}
+    assert (found["step"]["loss"], found["evaluated"]["accuracy"]) == (3.0, 0.5)
+    assert found["logged"]["values"] == {"total": 3.0}
 
 
 def test_step_times_leave_out_pauses_and_the_interval_is_that_of_the_reports() -> None:

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.cluster.machines import Machine, cores_of_machines, machines, most_on_one_machine, neighbours, together
+from dljob.cluster.machines import (
+    Machine,
+    cores_of_machines,
+    machines,
+    most_on_one_machine,
+    neighbours,
+    together,
+    usable_cpus,
+)
 from support.planner_questions import view
 
 HOST, CPU = "dljob.dev/machine", "dljob.dev/machine-cpu"
@@ -80,6 +88,15 @@ def test_nodes_of_a_run_on_the_same_machine_are_counted() -> None:
     assert most_on_one_machine([{}, {}, {HOST: "a"}]) == 1
     assert most_on_one_machine([{HOST: ""}, {HOST: ""}]) == 1
     assert most_on_one_machine([{HOST: "a"}, {HOST: "b"}, {HOST: "a"}]) == 2
+
+
+def test_nodes_of_a_run_share_the_cores_of_their_machine() -> None:
+    cluster = view(
+        {"name": "a", "cpu": 4, "machine": "host-1", "machineCpu": 6}, {"name": "b", "cpu": 2, "machine": "host-1"},
+        {"name": "c", "cpu": 4, "machine": "host-2"}, {"name": "d", "cpu": 0.2},
+    )  # fmt: skip
+    assert usable_cpus(cluster.nodes) == {"a": 3.0, "b": 2.0, "c": 4.0, "d": 0.2}
+    assert usable_cpus(()) == {}
 
 
 def test_nodes_with_an_empty_label_share_no_machine() -> None:

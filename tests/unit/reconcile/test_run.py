@@ -65,12 +65,32 @@ class TestData:
         assert status(step(corrected)).phase is not Phase.FAILED
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(1, None), (2, 5e8)])
-def test_only_runs_on_several_nodes_measure_the_network(nodes: int, expected: float | None) -> None:
+@pytest.mark.parametrize(("nodes", "machine_nodes", "expected"), [(1, 1, None), (2, 1, 5e8), (2, 2, None), (3, 2, 5e8)])
+def test_only_runs_on_several_machines_measure_the_network(
+    nodes: int, machine_nodes: int, expected: float | None
+) -> None:
+    """Fixed bug: the shared memory of one machine with all nodes of a run was stored as the network."""
     spec = {**DIGITS, "nodes": {"min": nodes, "max": nodes}}
-    desired = step(done(spec=spec, step_s=0.5, link_latency_s=1e-4, link_bandwidth_Bps=5e8))
+    observed = done(spec=spec, step_s=0.5, link_latency_s=1e-4, link_bandwidth_Bps=5e8)
+    desired = step(replace(observed, machine_nodes=machine_nodes))
     assert desired.measurements is not None
     assert desired.measurements.report.link_bandwidth_Bps == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "resources", "expected"),
+    [(8.0, {}, 2.0), (1.5, {}, 1.5), (0.2, {}, 0.2), (None, {}, 2.0), (8.0, {"cpuLimit": "500m"}, 0.5)],
+)
+def test_cores_that_a_rank_keeps_busy_are_at_most_its_part_of_the_node(
+    cpu: float | None, resources: Json, expected: float
+) -> None:
+    env = [{"name": "OMP_NUM_THREADS", "value": "2"}]
+    measured = {"rank": 0, "device": "cpu", "share": 32, "compute_s": 0.1}
+    observed = done(spec={**DIGITS, "trainer": {"env": env}, "resources": resources}, ranks=[measured])
+    usable = {} if cpu is None else {"digits-cpu-node-0": cpu, "digits-cpu-node-1": 64.0, "of-another-job": 0.1}
+    desired = step(replace(observed, usable_cpus=usable))
+    assert desired.measurements is not None
+    assert desired.measurements.used_cores == {"cpu": pytest.approx(expected)}
 
 
 class TestUntil:

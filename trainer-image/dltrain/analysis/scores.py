@@ -132,7 +132,8 @@ def _of_array(scores: Any, target: NDArray[np.int64]) -> tuple[NDArray[np.float6
     if not len(rows):
         return np.zeros(0), np.zeros(0, np.int64), np.zeros(0)
     with np.errstate(all="ignore"):
-        if rows.min() >= 0 and np.abs(rows.sum(-1) - 1).max() <= _SUM_TOLERANCE:
+        sums = rows.sum(-1)  # Rows with NaN or infinity say nothing about the others.
+        if not (rows < 0).any() and (np.abs(sums - 1) <= _SUM_TOLERANCE)[np.isfinite(sums)].all():
             log = np.log(rows)
         else:
             log = rows - rows.max(-1, keepdims=True)
@@ -147,7 +148,8 @@ def _of_tensor(scores: Any, target: NDArray[np.int64]) -> tuple[NDArray[np.float
     rows = scores.detach().reshape(-1, scores.shape[-1]).float()
     if not len(rows):
         return np.zeros(0), np.zeros(0, np.int64), np.zeros(0)
-    if bool(rows.min() >= 0) and bool((rows.sum(-1) - 1).abs().max() <= _SUM_TOLERANCE):
+    sums = rows.sum(-1)
+    if not bool((rows < 0).any()) and bool((((sums - 1).abs() <= _SUM_TOLERANCE) | ~sums.isfinite()).all()):
         log = rows.log()
     else:
         log = rows.log_softmax(-1)

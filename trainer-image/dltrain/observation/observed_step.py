@@ -47,6 +47,9 @@ class ObservedStep:
         self._sample_nbytes: dict[int, int] = {}
         self._trained: set[int] = set()
         self._evaluated: set[int] = set()
+        self._without_gradients: set[int] = set()
+        """The outer modules that ran without gradients, by id. If the script checkpoints a whole module with
+        ``use_reentrant=True``, only its recomputation has gradients."""
         self._sizes: dict[int, int] = {}
         """Number of elements of each trained parameter of the outer modules, by its id. The parameters themselves are
         not stored, because the script may delete them."""
@@ -155,6 +158,9 @@ class ObservedStep:
         import torch
 
         trains = torch.is_grad_enabled()
+        if _in_backward_pass() and id(module) not in self._without_gradients:
+            self._count_again(mode)
+            return
         forward_FLOPs = 0.0
         for kind, (count, flops, read_nbytes, written_nbytes) in mode.work.items():
             forward_FLOPs += flops
@@ -165,6 +171,7 @@ class ObservedStep:
             total[:] = [total[0] + count, total[1] + flops, total[2] + moved_nbytes]
         if not trains:
             self._flops += forward_FLOPs
+            self._without_gradients.add(id(module))
             if not module.training:
                 self._evaluated.add(id(module))
             return
@@ -181,6 +188,24 @@ class ObservedStep:
             key, nbytes = id(module), batch.numel() * batch.element_size()
             self._samples[key] = self._samples.get(key, 0) + batch.shape[0]
             self._sample_nbytes[key] = self._sample_nbytes.get(key, 0) + nbytes
+
+    def _count_again(self, mode: Any) -> None:
+        """Add a forward pass that activation checkpointing repeats within a backward pass.
+
+        The first one has already counted its operations, its samples, and the gradients of both. What this one keeps is
+        freed before the next part of the model is recomputed.
+        """
+        for kind, (_, flops, read_nbytes, written_nbytes) in mode.work.items():
+            self._flops += flops
+            self._work.setdefault(kind, [1, 0.0, 0.0])[2] += read_nbytes + written_nbytes
+
+
+def _in_backward_pass() -> bool:
+    """Return True if autograd runs a backward pass in this thread. On CPUs, it does so in the thread of the script."""
+    import torch
+
+    task = getattr(torch._C, "_current_graph_task_id", None)  # Older releases of torch do not have it.
+    return task is not None and task() != -1
 
 
 def _slots(optimizers: Any) -> int:

@@ -49,19 +49,26 @@ _started = False
 def start(environ: MutableMapping[str, str]) -> None:
     """Observe this process if the agent asks for it. Do it once, also if this function is called again.
 
-    ``environ``: the environment variables of the rank.
+    The first process that imports torch is the rank's own. It writes its process id to the variable with which the
+    agent asks, so that the processes that it starts do not report, too. A program that replaces it (``exec``) has the
+    same id. ``environ``: the environment variables of the rank.
     """
     global _started
     path = environ.get(SOCKET_ENV)
-    if _started or not path or environ.get(OBSERVE_ENV) != "on":
+    if _started or not path or environ.get(OBSERVE_ENV) not in ("on", str(os.getpid())):
         return
     _started = True
     observer = Observer(path, environ)
+
+    def install(module: Any) -> None:
+        environ[OBSERVE_ENV] = str(os.getpid())
+        observer.install(module)
+
     module = sys.modules.get(_OPTIMIZERS)
     if module is None:
-        sys.meta_path.insert(0, _Awaiting(_OPTIMIZERS, observer.install))
+        sys.meta_path.insert(0, _Awaiting(_OPTIMIZERS, install))
     else:
-        observer.install(module)
+        install(module)
 
 
 class _Awaiting:

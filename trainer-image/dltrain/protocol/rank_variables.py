@@ -9,7 +9,9 @@ import signal
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
 OBSERVE_ENV = "DLTRAIN_OBSERVE"
-"""Name of the environment variable with which an agent asks a rank to observe its script (``observation``): on."""
+"""Name of the environment variable with which an agent asks a rank to observe its script (``observation``): on.
+
+The observed process replaces the value with its process id, so that only this process reports."""
 MEMORY_ENV = "DLTRAIN_MEMORY"
 """Name of the environment variable with the path of the pod's in-memory directory. It stores a copy of the training
 state, from which ranks resume after a restart in the same pod."""

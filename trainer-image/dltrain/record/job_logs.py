@@ -5,8 +5,10 @@ The run report is packed there, too, see ``run_report.files``.
 
 import gzip
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from dltrain.protocol.agent_messages import RankEnded
 
@@ -78,22 +80,32 @@ class RankOutput:
         return cls(end.output or end.tail, failed=end.exit_code != 0)
 
 
-def packed(outputs: Mapping[int, RankOutput], limit_nbytes: int = LIMIT_NBYTES) -> dict[str, bytes]:
+def packed(
+    outputs: Mapping[int, RankOutput], limit_nbytes: int = LIMIT_NBYTES, within_s: float = inf
+) -> dict[str, bytes]:
     """Return the ``outputs`` (by rank number) as files: file name → gzip-compressed output.
 
     ``limit_nbytes``: maximum size of all files together, in base64. Outputs of failed ranks are packed first, then
     those of other ranks, in the order of their numbers. If an output does not fit, only its end is stored. If not even
-    the last few hundred characters fit, the output is omitted.
+    the last few hundred characters fit, this output and all further ones are omitted: to try thousands of them would
+    take seconds. ``within_s``: omit the outputs that are left after this many seconds.
     """
     files: dict[str, bytes] = {}
-    left = limit_nbytes
+    left, end_s = limit_nbytes, time.monotonic() + within_s
     for rank in sorted(outputs, key=lambda each: (not outputs[each].failed, each)):
-        text = outputs[rank].text
-        while text:
-            data = gzip.compress(text.encode(), mtime=0)
-            if (nbytes := stored_nbytes(data)) <= left:
-                files[f"rank-{rank}.log.gz"] = data
-                left -= nbytes
-                break
-            text = text[-len(text) // 2 :] if len(text) > 256 else ""
+        if not outputs[rank].text:
+            continue
+        if time.monotonic() >= end_s or (data := _end_that_fits(outputs[rank].text, left)) is None:
+            break
+        files[f"rank-{rank}.log.gz"] = data
+        left -= stored_nbytes(data)
     return files
+
+
+def _end_that_fits(text: str, limit_nbytes: int) -> bytes | None:
+    """Return the text, or its end if it does not fit in ``limit_nbytes``; None if not even a short end fits."""
+    while stored_nbytes(data := gzip.compress(text.encode(), mtime=0)) > limit_nbytes:
+        if len(text) <= 256:
+            return None
+        text = text[-len(text) // 2 :]
+    return data

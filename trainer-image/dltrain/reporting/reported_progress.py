@@ -245,8 +245,12 @@ class ReportedProgress:
 
 
 def detached(value: Any) -> Any:
-    """Return a tensor without its graph, which would keep activations in memory; other values unchanged."""
-    return value.detach() if hasattr(value, "detach") else value
+    """Return a copy of a tensor, without its graph; other values unchanged.
+
+    The graph would keep activations in memory. The script may change the tensor before it is read, such as a sum that
+    it sets to zero. The copy does not wait for a GPU.
+    """
+    return value.detach().clone() if hasattr(value, "detach") else value
 
 
 def line(updates: list[Update]) -> str:

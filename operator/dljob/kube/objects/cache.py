@@ -47,7 +47,7 @@ from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.objects.stored_texts import StoredTexts
-from dljob.kube.objects.view import bound_pod, node_capacity
+from dljob.kube.objects.view import bound_pod, node_capacity, usable_cpus
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota, overdrafts
 
@@ -367,6 +367,7 @@ class Cache:
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
             node_conditions={node.name: node.conditions for node in used},
             machine_nodes=most_on_one_machine(node.labels for node in used),
+            usable_cpus=usable_cpus(used),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any
 
-from dljob.cluster import ClusterView, Node
+from dljob.cluster import ClusterView, Node, machines
 from dljob.cluster.power_limits import device_type, power_limit_error
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.helpers.probe import gives_way
@@ -29,6 +29,16 @@ def cluster_view(nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]]) -
     for pod in pods:
         ledger.put_pod(pod["metadata"]["uid"], bound_pod(pod))
     return ledger.view()
+
+
+def usable_cpus(nodes: Iterable[NodeSeen]) -> dict[str, float]:
+    """Return node name → number of CPUs that a job's pods on this node can keep busy, if it runs on all ``nodes``.
+
+    Nodes that report no CPUs, or an absurd number of them, are left out.
+    """
+    cpus = {node.name: (node, float(amount(node.allocatable.get("cpu", "0")))) for node in nodes}
+    found = [Node(name, "", cpu=cpu, labels=node.labels) for name, (node, cpu) in cpus.items() if 0 < cpu <= MAX_CPUS]
+    return machines.usable_cpus(found)
 
 
 def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:

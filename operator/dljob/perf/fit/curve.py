@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SAME = 1 + 1e-9
+"""Largest ratio of two batches that differ only by rounding."""
 MAX_WHOLE = 2**40
 """Largest result of ``whole_samples``. Beyond it, rounding could hide the time of a single sample."""
 
@@ -17,9 +19,12 @@ MAX_WHOLE = 2**40
 class Curve:
     """A device's step time as a function of its batch. It is linear between knots.
 
-    A knot is a batch in samples (``batches``) with a time in seconds (``times_s``). Batches are at least 0 and strictly
+    A knot is a batch in samples (``batches``) with a time in seconds (``times_s``). Batches are at least 0 and
     increasing; times are positive and never decrease. Below the first knot, the time is constant. Beyond the last knot,
     it rises by ``slope_s`` seconds per sample.
+
+    Of knots that differ only by rounding (``SAME``), the first remains, because there is no slope between them. They
+    come from curves with the same knots that were computed in different ways.
     """
 
     batches: tuple[float, ...]
@@ -28,9 +33,19 @@ class Curve:
 
     def __post_init__(self) -> None:
         assert len(self.batches) == len(self.times_s) >= 1, "a curve has a time for each batch"
-        assert all(a < b for a, b in zip(self.batches, self.batches[1:], strict=False)), "batches rise"
+        assert all(a <= b for a, b in zip(self.batches, self.batches[1:], strict=False)), "batches rise"
+        if any(a * SAME >= b for a, b in zip(self.batches, self.batches[1:], strict=False)):
+            self._merge_knots()
         assert all(a <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)), "times never fall"
         assert self.times_s[0] > 0 and self.slope_s > 0, "every sample costs time"
+
+    def _merge_knots(self) -> None:
+        kept = [0]
+        for i in range(1, len(self.batches)):
+            if self.batches[i] > self.batches[kept[-1]] * SAME:
+                kept.append(i)
+        object.__setattr__(self, "batches", tuple(self.batches[i] for i in kept))
+        object.__setattr__(self, "times_s", tuple(self.times_s[i] for i in kept))
 
     def seconds(self, batch: float) -> float:
         """Return the seconds of a step on ``batch`` samples."""

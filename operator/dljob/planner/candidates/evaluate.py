@@ -317,7 +317,7 @@ def _prediction(
         busy = sum(seconds[b] for b in batches if b) / step_s
         power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)
-        alone += part.ranks / option.curve.seconds(request.global_batch)
+        alone += part.ranks * option.shared_slowdown / option.curve.seconds(request.global_batch)
     made = Prediction(
         step_s=step_s,
         step_p90_s=timing.p90_s,

@@ -71,6 +71,9 @@ class Option:
     """Number of CPUs that each rank computes with; it may be a fraction."""
     slowdown: float = 1.0
     """Factor by which the node's other ranks slow down computing; both curves include it."""
+    shared_slowdown: float = 1.0
+    """Factor by which all other ranks of its machine slow down computing, on its node and others; both curves include
+    it."""
     min_nodes: int = 1
     """Smallest number of nodes of a plan with this option. With fewer nodes, fewer share a machine."""
     machine_nodes: int = 1
@@ -224,6 +227,7 @@ def _with_nodes(
                 learned=known,
                 hardware=hardware,
                 slowdown=found.slowdown,
+                shared_slowdown=found.shared_slowdown,
                 cores=layout.cores,
                 strategy=strategy,
                 min_ranks=min_ranks,
@@ -236,7 +240,11 @@ def _with_nodes(
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
-    similar = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
+    similar = [
+        s
+        for s in known.steps
+        if s.place.sharded == (strategy == "Optimizer") and (s.place.uses_network or pool.is_one_machine)
+    ]
     one_s = [found.alone_s(s) for s in similar]
     steps = posterior(known.points, similar, one_s, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]

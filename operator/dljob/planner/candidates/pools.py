@@ -8,13 +8,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 
 from dlcontract.pods import without_power_limit
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
-from dljob.cluster.machines import Machine, cores_of_machines, machines, together
+from dljob.cluster.machines import Machine, cores_of_machines, machines, smallest_cpu, together
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 from dljob.planner.types.storage import UNLIMITED
@@ -65,17 +64,18 @@ class Pool:
     def nodes(self) -> int:
         return len(self.free)
 
+    @property
+    def is_one_machine(self) -> bool:
+        """Return True if all nodes of this pool are on one machine."""
+        return any(machine.nodes == self.nodes for machine in self.machines)
+
     def machine_nodes(self, nodes: int) -> int:
         """Return how many nodes of a plan on ``nodes`` nodes of this pool run on the same machine; at least 1."""
         return together(self.machines, self.nodes, nodes) if self.machines else 1
 
     def machine_cpu(self, nodes: int) -> float:
-        """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if no nodes share a machine.
-
-        An earlier run may have used more nodes of a machine than are free now. Then the smallest machine counts.
-        """
-        large = [machine for machine in self.machines if machine.nodes >= nodes]
-        return min((machine.cpu for machine in large or self.machines), default=inf)
+        """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if no nodes share one."""
+        return smallest_cpu(self.machines, nodes)
 
 
 KINDS = ("NVIDIA GPUs", "AMD GPUs", "CPUs")

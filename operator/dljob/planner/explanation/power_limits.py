@@ -106,10 +106,7 @@ def _under(option: Option, limit_W: float | None, workload: Workload) -> Option:
     device = replace(device, computing_power_W=power_W * new.power_W / old.power_W)
     old_curve = catalogue_curve(workload, before, option.cores)
     new_curve = catalogue_curve(workload, power.at_speed(power.slowed(before), 1 / slower), option.cores)
-    batches: list[float] = []
-    for batch in sorted({*option.computing.batches, *old_curve.batches, *new_curve.batches}):
-        if not batches or batch > batches[-1] * (1 + 1e-9):  # else they are equal once multiplied by micro-batches
-            batches.append(batch)
+    batches = sorted({*option.computing.batches, *old_curve.batches, *new_curve.batches})
     times = [option.computing.seconds(b) * new_curve.seconds(b) / old_curve.seconds(b) for b in batches]
     computing = Curve(tuple(batches), tuple(accumulate(times, max)), slower * option.computing.slope_s)
     return replace(

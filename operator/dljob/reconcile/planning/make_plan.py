@@ -89,6 +89,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
             node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
             rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
+            usable_cpus={},
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         accepted=parsed.accepted and parsed.accepted.with_failures(None),

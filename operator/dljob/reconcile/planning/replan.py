@@ -78,7 +78,7 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         return accepted
     if reason is None:
         assert parsed.spec is not None
-        learned = run.measurements(parsed.spec, report, accepted, parsed.observed.machine_nodes)
+        learned = run.measurements(parsed.spec, report, accepted, parsed.observed)
         # ``data=None`` leaves the noise scale out of the profile. It grows during training, and the report at the end
         # of the run contains the noise scale of all steps.
         draft.measurements = learned and replace(learned, data=None)

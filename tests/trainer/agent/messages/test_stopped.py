@@ -14,6 +14,7 @@ from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.job import exchange
 from dltrain.agent.job.exchange import Files, ReportWriter
 from dltrain.record.job_logs import RankOutput
+from dltrain.record.run_report import files
 from support.trainer.plans import make_plan
 
 STORED = "stored"
@@ -81,6 +82,19 @@ def test_output_is_stored_before_the_phase_says_stopped(
     running = Running(tmp_path, fault, monkeypatch, make_plan(3))
     assert running.stop() == expected
     assert running.job.ledger.phase is RunPhase.STOPPED
+
+
+def test_output_is_stored_if_the_run_report_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: nothing limited the time to render and pack the report, so that the pod could be killed before."""
+
+    async def hangs(*_: Any) -> dict[str, bytes]:
+        await asyncio.Event().wait()
+        return {}
+
+    monkeypatch.setattr(files, "LIMIT_S", 0.01)
+    running = Running(tmp_path, "", monkeypatch, make_plan(3))
+    monkeypatch.setattr(running.job.account, "packed", hangs)
+    assert running.stop() == [RunPhase.WAITING, STORED, RunPhase.STOPPED]
 
 
 @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])

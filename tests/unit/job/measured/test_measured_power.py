@@ -26,9 +26,16 @@ def ended(power_W: float | None, compute_s: float = 0.3, wait_s: float = 0.1, de
     )  # fmt: skip
 
 
-def watts(report: Report, before: DLProfileStatus | None = None, layout: tuple[int, int] | None = None) -> float | None:
+def watts(
+    report: Report,
+    before: DLProfileStatus | None = None,
+    layout: tuple[int, int] | None = None,
+    used_cores: float | None = None,
+) -> float | None:
     device = "cpu" if layout else A100
-    found = updated_profile(before or DLProfileStatus(), "resnet50", device, report, NOW, layout=layout)
+    found = updated_profile(
+        before or DLProfileStatus(), "resnet50", device, report, NOW, layout=layout, used_cores=used_cores
+    )
     return found.computing_watts
 
 
@@ -39,6 +46,12 @@ def test_waiting_is_taken_out_of_the_measured_power() -> None:
 
 def test_power_of_cpus_is_for_one_cpu() -> None:
     assert watts(ended(60.0, wait_s=0.0, device="cpu"), layout=(4, 3)) == pytest.approx(5)
+
+
+def test_power_of_a_part_of_a_cpu_is_for_one_whole_cpu() -> None:
+    """Fixed bug: the power of one thread on a fifth of a CPU was stored as that of a whole CPU."""
+    assert watts(ended(1.2, wait_s=0.0, device="cpu"), layout=(1, 1), used_cores=0.2) == pytest.approx(6)
+    assert watts(ended(6.0, wait_s=0.0, device="cpu"), layout=(4, 2), used_cores=0.5) == pytest.approx(6)
 
 
 def test_power_that_was_not_measured_changes_nothing() -> None:

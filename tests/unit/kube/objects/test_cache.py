@@ -142,13 +142,15 @@ class TestObserve:
     def test_nodes_of_the_jobs_pods_on_one_machine_are_counted(self, cache: Cache) -> None:
         for name, machine in (("n1", "host-1"), ("n2", "host-1"), ("n3", "host-1"), ("n4", "host-2"), ("n5", None)):
             labels = {"dljob.dev/machine": machine} if machine else {}
-            cache.put(NODE, {"metadata": {"name": name, "uid": name, "labels": labels}, "status": {}})
+            status = {"allocatable": {"cpu": "4"}} if name != "n5" else {}
+            cache.put(NODE, {"metadata": {"name": name, "uid": name, "labels": labels}, "status": status})
         observed = cache.observe(KEY)
         assert observed is not None and observed.machine_nodes == 1, "it has no pods"
         for i, node in enumerate(("n1", "n2", "n4", "n5", "gone")):
             cache.put(POD, body(f"digits-cpu-{i}", f"p{i}") | {"spec": {"nodeName": node}})
         observed = cache.observe(KEY)
         assert observed is not None and observed.machine_nodes == 2
+        assert observed.usable_cpus == {"n1": 2.0, "n2": 2.0, "n4": 4.0}
 
     def test_conditions_of_nodes_and_pods_are_observed_without_their_times(self, cache: Cache) -> None:
         def node(status: str, at: str) -> Json:

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from dljob.calibrate.learned import LearnedPoint, Place, StepPoint
-from dljob.cluster import ClusterView
+from dljob.cluster import ClusterView, catalogue
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import Decision, FixedChoice, Learned, Request
+from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.node_layout import Layout, on_machine, shared_layouts, use_of
 from dljob.planner.candidates.pools import Pool, eligible
+from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import decided, view
 
 QUICKSTART = Request(job="digits", global_batch=120, total_steps=300, model="digits-cnn", dataset="digits")
@@ -66,6 +70,12 @@ class TestQuickstart:
     def test_no_candidate_is_shown_twice(self) -> None:
         summaries = [each.summary for each in decided(QUICKSTART, SHARED).candidates]
         assert len(summaries) == len(set(summaries))
+
+    def test_efficiency_counts_the_cores_that_ranks_share(self) -> None:
+        """Fixed bug: a rank that shares its core was compared with one that has the same part of a core alone."""
+        alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
+        assert shared.efficiency / alone.efficiency == pytest.approx(alone.step_s / shared.step_s, rel=0.01)
+        assert shared.efficiency < 2 / 3 + 0.01, "three ranks on two cores"
 
     def test_power_is_that_of_the_busy_cores_and_the_price_that_of_the_requested(self) -> None:
         alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
@@ -136,6 +146,26 @@ class TestMeasurements:
         busy = ClusterView((replace(first, free_cpu=0.0), *others))
         found = decided(replace(QUICKSTART, nodes_max=1), busy, known).chosen.prediction
         assert found.compute_s == pytest.approx(0.020, rel=0.01)
+
+    @pytest.mark.parametrize("labels", [{"machine": "host", "machineCpu": 8}, {}])
+    def test_times_of_ranks_that_shared_few_cores_are_plausible(self, labels: dict[str, Any]) -> None:
+        """Fixed bug: the estimate had all cores for each rank, so that times of an overcommitted host did not count."""
+        cluster = view({"count": 16, "cpu": 8, "memory": "32Gi"} | labels)
+        alone = catalogue_curve(workload_of(QUICKSTART), catalogue.cpu("cpu", 8.0), 8.0, CoreUse(8.0, 1, 8.0))
+        point = LearnedPoint(120, 40 * alone.seconds(120), 50, 8, 1, 16)
+        found = without_implausible(QUICKSTART, cluster, {self.KEY: Learned((point,))})
+        assert found[self.KEY] == Learned((point,))
+        once = {self.KEY: Learned((replace(point, machine_nodes=1),))}
+        assert without_implausible(QUICKSTART, cluster, once)[self.KEY].points == ()
+
+    @pytest.mark.parametrize("machine_nodes", [3, 2])
+    def test_measured_steps_within_one_machine_say_nothing_about_the_network(self, machine_nodes: int) -> None:
+        """Fixed bug: plans over several machines had the communication of a run within one machine."""
+        point = LearnedPoint(40, 0.008, 50, 1, 1)
+        step = StepPoint(Place(3, 1, "Ring", cores=1, machine_nodes=machine_nodes), 40, 0.5)
+        without = on_three(ALONE, {self.KEY: Learned((point,))}).chosen.prediction
+        found = on_three(ALONE, {self.KEY: Learned((point,), steps=(step,))}).chosen.prediction
+        assert (found == without) == (machine_nodes == 3)
 
     def test_measurements_count_as_they_are_once_the_labels_are_gone(self) -> None:
         known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),))}

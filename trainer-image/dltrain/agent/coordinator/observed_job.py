@@ -6,6 +6,7 @@ training. Such a plan differs from the current one only in its number or in its 
 coordinator takes over.
 """
 
+import asyncio
 import logging
 import time
 from math import ceil, inf
@@ -313,22 +314,34 @@ class ObservedJob:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RESTARTING):
             self.set_phase(RunPhase.RUNNING)
 
-    async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None, within_s: float = OUTPUTS_S) -> None:
+    async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None, within_s: float = inf) -> None:
         """Store the run report and the last output of each ended rank outside the pods, so that they outlive the pods.
 
         ``phase``: how the job ended; STOPPED if its pods stop. ``outcome``: the result of a successful training.
-        ``within_s``: give up writing after this many seconds, and at the latest after ``OUTPUTS_S``.
+        ``within_s``: limit of time in seconds, of which the report gets at most half. The report is packed within
+        ``runreport.LIMIT_S``, and all files are written within ``OUTPUTS_S``, in any case.
 
         A coordinator that has launched nothing only adds output, because an earlier one may have stored the output of
         more ranks, and the report of the whole run.
         """
+        end_s = time.monotonic() + within_s
         if self.attempts == 0:
-            added = packed(self.outputs, LIMIT_NBYTES - REPORT_LIMIT_NBYTES)
-            await self.reporter.add_outputs(added, self.ended_attempt, within_s)
+            added = await self._packed_outputs(LIMIT_NBYTES - REPORT_LIMIT_NBYTES, within_s / 2)
+            await self.reporter.add_outputs(added, self.ended_attempt, end_s - time.monotonic())
             return
-        files = await self.account.packed(phase, time.time(), outcome)
+        files: dict[str, bytes] = {}
+        try:
+            async with asyncio.timeout(min(within_s / 2, runreport.LIMIT_S)):
+                files = await self.account.packed(phase, time.time(), outcome)
+        except TimeoutError:
+            log.warning("run report: not packed in time; only the last output of the ranks is stored outside the pods")
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
-        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes), self.ended_attempt, within_s)
+        files |= await self._packed_outputs(left_nbytes, (end_s - time.monotonic()) / 2)
+        await self.reporter.write_outputs(files, self.ended_attempt, end_s - time.monotonic())
+
+    async def _packed_outputs(self, limit_nbytes: int, within_s: float) -> dict[str, bytes]:
+        """Return the last output of the ranks as files. A thread packs them, so that messages are still answered."""
+        return await asyncio.to_thread(packed, dict(self.outputs), limit_nbytes, min(within_s, OUTPUTS_S))
 
     def stop_step(self, attempt: Attempt) -> int | None:
         """Return the number of steps after which all ranks of the attempt must stop.

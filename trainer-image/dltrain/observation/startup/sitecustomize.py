@@ -19,7 +19,8 @@ if sys.version_info >= (3, 8):  # noqa: UP036 - the Python of any image may read
             os.path.join(_folder, "__init__.py"),  # noqa: PTH118
             submodule_search_locations=[_folder],
         )
-        if os.environ.get("DLTRAIN_OBSERVE") == "on" and _spec is not None and _spec.loader is not None:
+        _asked = os.environ.get("DLTRAIN_OBSERVE") in ("on", str(os.getpid()))  # ``observer.start`` explains it.
+        if _asked and _spec is not None and _spec.loader is not None:
             _package = importlib.util.module_from_spec(_spec)
             sys.modules["_dljob_observation"] = _package
             _spec.loader.exec_module(_package)

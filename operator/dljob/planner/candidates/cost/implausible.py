@@ -12,7 +12,7 @@ then left out only if at least two other device types contradict it and agree wi
 GPUs, and CPUs with CPUs, because a script that launches many small kernels is slow on every GPU, but not on a CPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
@@ -21,6 +21,7 @@ from dlcontract import Precision
 from dljob.calibrate.learned import Learned, LearnedPoint, hardware_of
 from dljob.cluster import ClusterView, Node, catalogue
 from dljob.cluster.hardware import Hardware
+from dljob.cluster.machines import Machine, cores_of_machines, machines, smallest_cpu
 from dljob.perf.fit.fitting import OUTLIER, agreeing
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
@@ -93,11 +94,13 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
     if not own:
         return learned
     nodes = {node.device: node for node in view.nodes}
+    cores = cores_of_machines(view.nodes)
+    shared = {name: machines([n for n in view.nodes if n.device == name], cores) for _, name in own}
     typed = {request.key(p, again): _variant(workload, p, again) for p in PRECISIONS for again in (False, True)}
     agreed: dict[Key, Learned] = {}
     profiles: dict[Key, _Profile] = {}
     for key, found in own.items():
-        profile = _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)
+        profile = _beside_estimate(found, key[1], typed[key[0]], request, nodes, shared[key[1]], learned)
         agreed[key] = left = _agreeing(found, profile)
         if profile is not None:
             profiles[key] = profile.without_others(left)
@@ -155,9 +158,18 @@ def _nothing_of(known: Learned, text: str) -> Learned:
 
 
 def _beside_estimate(
-    known: Learned, device: str, workload: Workload, request: Request, nodes: Mapping[str, Node], learned: Constants
+    known: Learned,
+    device: str,
+    workload: Workload,
+    request: Request,
+    nodes: Mapping[str, Node],
+    shared: Sequence[Machine],
+    learned: Constants,
 ) -> _Profile | None:
-    """Return a profile beside the estimates for its points; None if there is no data sheet, or if it has no points."""
+    """Return a profile beside the estimates for its points; None if there is no data sheet, or if it has no points.
+
+    ``shared``: machines of the nodes with this type of device.
+    """
     hardware, node = hardware_of(device, learned), nodes.get(device)
     sheet = catalogue.gpu_or_assumed(device)
     is_gpu = node.is_gpu if node else catalogue.gpu(device) is not None
@@ -178,6 +190,9 @@ def _beside_estimate(
         low, high = min(1.0, most, asked), max(1.0, most, asked)
         if point.cores is not None:
             low, high = (low if point.cores == 1 else float(point.cores)), float(point.cores)
+        if point.machine_nodes > 1:  # Without labels, a machine counts as large as a node. Some nodes may have waited.
+            machine_cpu = smallest_cpu(shared, point.machine_nodes) if shared else most
+            low = min(low, machine_cpu / (point.machine_nodes * point.ranks))
         # A probe may have run on a busy node, so that measurements of the model count more than the probe.
         found = [seconds(cores, point, probed) for cores in (low, high) for probed in {None, hardware}]
         return min(found), max(found)

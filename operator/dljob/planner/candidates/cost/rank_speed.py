@@ -35,10 +35,11 @@ class RankSpeed:
     """Predicted speed of a rank.
 
     ``computing``: computing seconds over the rank's batch, while the other ranks of the node compute too.
-    ``slowdown``: factor by which these other ranks slow it down. ``spread``: standard deviation of log(measured /
-    predicted) of computing times. ``alone_s``: function from a measured multi-device step to the predicted computing
-    seconds of one of its ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for
-    the optimizer's update; 0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
+    ``slowdown``: factor by which these other ranks slow it down. ``shared_slowdown``: the same for all other ranks of
+    its machine, also those on other nodes. ``spread``: standard deviation of log(measured / predicted) of computing
+    times. ``alone_s``: function from a measured multi-device step to the predicted computing seconds of one of its
+    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the optimizer's update;
+    0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
     ``cores``: CPUs that the rank keeps busy, fewer than those of its layout if nodes share the cores of a machine.
     """
 
@@ -50,6 +51,7 @@ class RankSpeed:
     update_once_s: float
     alone_s: Callable[[StepPoint], float]
     cores: float
+    shared_slowdown: float
 
 
 def rank_speed(
@@ -94,6 +96,7 @@ def _gpu_speed(
         once_s,
         lambda s: alone.seconds(s.batch),
         layout.cores,
+        slowdown,
     )
 
 
@@ -149,7 +152,10 @@ def _cpu_speed(
         if workload.precision != "FP32":
             spread = hypot(spread, UNKNOWN_UNITS_SPREAD)
     # Nodes that share a machine slow down also a rank that is alone on its node.
-    slowdown = predicted_on(layout).slope_s / predicted_on(replace(layout, ranks=1)).slope_s
+    slowdown, shared_slowdown = (
+        max(1.0, predicted_on(layout).slope_s / predicted_on(replace(layout, ranks=1, machine_nodes=nodes)).slope_s)
+        for nodes in (layout.machine_nodes, 1)
+    )
 
     def alone_s(step: StepPoint) -> float:
         cores = float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))
@@ -158,7 +164,7 @@ def _cpu_speed(
 
     once_s = update_s(workload, device, use)
     updating_s = 0.0 if points else once_s
-    return RankSpeed(device, computing, spread, max(1.0, slowdown), updating_s, once_s, alone_s, use.cores)
+    return RankSpeed(device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown)
 
 
 def _as_on_machine(point: LearnedPoint, pool: Pool, hardware: Hardware | None) -> LearnedPoint:
