@@ -67,7 +67,9 @@ def test_peak_memory_is_no_higher_than_predicted(kind: str, tmp_path: Path, caps
 def test_limit_ends_the_training_with_an_evaluation(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = next(case for case in texts() if case.name == name).write(tmp_path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    data = next(case for case in texts() if case.name == name).write(folder)
     suggest(capsys, data, tmp_path / "project")
     shorten(tmp_path / "project", MAX_EPOCHS)
     script(tmp_path / "project", "train.py", TIME_LIMIT_S="6")
