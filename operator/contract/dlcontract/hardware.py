@@ -7,7 +7,7 @@ limit of a container's termination message.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -20,6 +20,12 @@ Rate = Annotated[float, Field(gt=0, le=1e18)]
 StepSeconds = Annotated[float, Field(gt=0, le=1e5)]
 Cores = Annotated[int, Field(ge=1, le=10_000)]
 Label = Annotated[str, Field(max_length=96)]
+LayerSizes: TypeAlias = tuple[str, *tuple[int, ...]]
+"""Name and sizes of a layer (``ReferenceNet.layers``)."""
+MAX_STRUCTURES = 96
+"""Maximum number of random networks (``dlcontract.structures``), so that their measurements fit into the document."""
+SEQUENCE = 1
+"""Number of the sequence of random networks. Another sequence gets another number."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,19 @@ class LinkRate(UntrustedRecord):
     peer: Label = ""
 
 
+class MeasuredStructures(UntrustedRecord):
+    """Measurements of random networks, in the order of their sequence (``dlcontract.structures``), on one core.
+
+    A network without a measurement has the values 0.
+    """
+
+    sequence: int = SEQUENCE
+    s: Annotated[tuple[Annotated[float, Field(ge=0, le=1e5)], ...], Field(max_length=MAX_STRUCTURES)]
+    """CPU seconds of a training step."""
+    grown_KiB: Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=MAX_STRUCTURES)]
+    """Peak memory of the process in KiB, minus its memory before the network was built."""
+
+
 class HardwareMeasure(UntrustedRecord):
     """The measurements of the probe on one node."""
 
@@ -152,6 +171,7 @@ class HardwareMeasure(UntrustedRecord):
     driver: Label = ""
     torch: Label = ""
     steps: Annotated[tuple[TimedStep, ...], Field(max_length=MAX_TIMED)] = ()
+    structures: MeasuredStructures | None = None
     memory: Annotated[tuple[MemoryRate, ...], Field(max_length=16)] = ()
     disk: DiskRate | None = None
     near: LinkRate | None = None

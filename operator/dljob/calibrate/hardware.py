@@ -8,11 +8,12 @@ measurements have Student's t distribution, so that a disturbed step has little 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 
 import numpy as np
 
-from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, LinkRate, TimedStep
+from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, LinkRate, ReferenceNet, TimedStep
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device, TimeFactors
 from dljob.cluster.hardware import Hardware, LinkSpeed
@@ -21,6 +22,7 @@ from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import SATURATING_PART, SERIAL, CoreUse
 from dljob.perf.workload.datasets import Dataset
 from dljob.perf.workload.layers import Net
+from dljob.perf.workload.models import add_block
 from dljob.perf.workload.workload import Workload, in_precision, of_layers
 
 PRIOR = 0.7
@@ -47,16 +49,24 @@ GPU_PARTS = (*CPU_PARTS, "half")
 @cache
 def workload(net: str) -> Workload:
     """Return the workload of the probe's reference network ``net``. Raise KeyError if this release does not know it."""
-    known = REFERENCE_NETS[net]
-    table = Net(*known.shape)
-    for name, *sizes in known.layers:
-        if name == "conv":
+    return workload_of(REFERENCE_NETS[net], net)
+
+
+@lru_cache(maxsize=128)
+def workload_of(net: ReferenceNet, name: str = "network of the probe") -> Workload:
+    """Return the workload of a network that the probe trains with SGD with momentum."""
+    table, element_nbytes = Net(*net.shape), 4
+    for layer, *sizes in net.layers:
+        if layer == "conv":
             table.conv(sizes[0], 3)
-        elif name == "pool":
+        elif layer == "pool":
             table.pool(2)
+        elif layer == "block":
+            add_block(table, sizes[0])
         else:
-            getattr(table, name)(*sizes)
-    return of_layers(net, table, Dataset(0, 0, known.shape, 10, 4 * int(np.prod(known.shape))))
+            element_nbytes = 8 if layer == "embedding" else element_nbytes  # tokens are integers of 64 bits
+            getattr(table, layer)(*sizes)
+    return of_layers(name, table, Dataset(0, 0, net.shape, 10, element_nbytes * prod(net.shape)))
 
 
 def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware:
@@ -125,7 +135,7 @@ def _fit(measure: HardwareMeasure, device: Device) -> tuple[TimeFactors, tuple[f
     def predicted(logs: Floats) -> Floats:
         return np.log([_step_s(step, measure, device, *of(logs)) for step in steps])
 
-    logs = _map_estimate(predicted, log_s, spread)
+    logs = map_estimate(predicted, log_s, spread)
     residuals = log_s - predicted(logs)
     weights = _weights(residuals)
     return *of(logs), float(np.sqrt((weights * residuals**2).sum() / weights.sum()))
@@ -153,32 +163,33 @@ def _step_s(
     return catalogue_curve(typed, chip, float(step.cores), use).seconds(step.batch)
 
 
-def _weights(residuals: Floats) -> Floats:
+def _weights(residuals: Floats, noise: float = NOISE) -> Floats:
     """Return the weight of each measurement in the next least-squares fit (iteratively reweighted least squares).
 
-    ``residuals``: log(measured / predicted) of each measurement. Large residuals get small weights, by Student's t
-    distribution.
+    ``residuals``: log(measured / predicted) of each measurement. ``noise``: their usual standard deviation. Large
+    residuals get small weights, by Student's t distribution.
     """
-    return np.asarray((TAIL + 1) / (TAIL + (residuals / NOISE) ** 2))
+    return np.asarray((TAIL + 1) / (TAIL + (residuals / noise) ** 2))
 
 
-def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: Floats) -> Floats:
+def map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: Floats, noise: float = NOISE) -> Floats:
     """Return the most probable logarithms of the factors, which have the mean 0 and the deviations ``spread``.
 
     ``predicted``: function from logarithms of factors to log(step seconds) of each measured step. ``log_s``: log of the
-    measured seconds. The method is Gauss-Newton with numeric derivatives. A step that makes the fit worse is halved.
+    measured seconds. ``noise``: standard deviation of a measurement. The method is Gauss-Newton with numeric
+    derivatives. A step that makes the fit worse is halved.
     """
     at = np.zeros(len(spread))
 
     def misfit(tried: Floats, weights: Floats) -> float:
-        return float((weights * (log_s - predicted(tried)) ** 2).sum() / NOISE**2 + ((tried / spread) ** 2).sum())
+        return float((weights * (log_s - predicted(tried)) ** 2).sum() / noise**2 + ((tried / spread) ** 2).sum())
 
     for _ in range(ROUNDS):
         base = predicted(at)
-        weights = _weights(log_s - base)
+        weights = _weights(log_s - base, noise)
         slopes = _slopes(predicted, at)
-        normal = (slopes.T * weights) @ slopes / NOISE**2 + np.diag(1 / spread**2)
-        move = np.linalg.solve(normal, (slopes.T * weights) @ (log_s - base) / NOISE**2 - at / spread**2)
+        normal = (slopes.T * weights) @ slopes / noise**2 + np.diag(1 / spread**2)
+        move = np.linalg.solve(normal, (slopes.T * weights) @ (log_s - base) / noise**2 - at / spread**2)
         length, now = 1.0, misfit(at, weights)
         while length > 0.01 and not misfit(at + length * move, weights) <= now:
             length /= 2

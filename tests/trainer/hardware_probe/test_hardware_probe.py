@@ -95,7 +95,15 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--peer", "host"], ["--peer", "host:0"], ["--device", "gpu"], ["--scratch", "/missing"]]
+    "arguments",
+    [
+        ["--peer", "host"],
+        ["--peer", "host:0"],
+        ["--scratch", "/missing"],
+        ["--structures", "3"],
+        ["--structures", "1000"],
+        ["--device", "gpu"],
+    ],
 )
 def test_unusable_options_have_one_line_and_their_own_exit_code(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

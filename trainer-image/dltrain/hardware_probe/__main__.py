@@ -8,12 +8,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlcontract.hardware import MAX_STRUCTURES
+from dlcontract.structures import MIN_STRUCTURES
+
 if TYPE_CHECKING:
     from dlcontract.hardware import LinkRate
 
 TERMINATION_LOG = Path("/dev/termination-log")
 STEPS_S = 6.0
 """Seconds for the steps of the reference networks. With the rest, the probe takes 10 to 20 s."""
+STRUCTURES_S = 420.0
+"""Seconds after which no further random network is trained, because Kubernetes ends the pod after ten minutes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="with --serve: how long; default: 60")
     parser.add_argument("--node-link", action="store_true", help="also measure messages between two MPI ranks here")
+    parser.add_argument(
+        "--structures",
+        metavar="N",
+        type=int,
+        help=f"also train N random networks on one core ({MIN_STRUCTURES} to {MAX_STRUCTURES}; about 1 s each)",
+    )
     given = parser.parse_args(arguments)
     from dltrain.protocol.errors import BadInputError
     from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
@@ -45,7 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
 
             link.serve(given.serve, given.seconds)
             return 0
-        text = _measured(given.device, _scratch(given.scratch), peer, given.node_link)
+        count = given.structures
+        if count is not None and not MIN_STRUCTURES <= count <= MAX_STRUCTURES:
+            limits = f"{MIN_STRUCTURES} to {MAX_STRUCTURES} networks"
+            raise BadInputError("--structures", str(count), limits, "choose a number in this range")
+        text = _measured(given.device, _scratch(given.scratch), peer, given.node_link, count)
     except BadInputError as error:
         print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT
@@ -77,11 +92,13 @@ def _peer(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_link: bool) -> str:
+def _measured(
+    device: str, scratch: Path, peer: tuple[str, int] | None, node_link: bool, count: int | None = None
+) -> str:
     import torch
 
     from dlcontract.hardware import HardwareMeasure
-    from dltrain.hardware_probe import disk, machine, memory, networks
+    from dltrain.hardware_probe import disk, machine, memory, networks, structures
     from dltrain.hardware_probe import node_link as within
     from dltrain.host import cgroup
     from dltrain.protocol.errors import BadInputError
@@ -92,9 +109,16 @@ def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_lin
         raise BadInputError("--device", "gpu, but PyTorch sees no GPU", "a GPU", "choose cpu, or request a GPU")
     on_gpu = device == "gpu" or (device == "auto" and has_gpu)
     chip = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    if count is not None and on_gpu:
+        raise BadInputError("--structures", "a GPU", "a CPU", "choose --device cpu")
     facts, notes = machine.facts(), list[str | None]()
     cores = float(facts["cores"])
     _say(f"measuring {machine.gpu_name(chip) if on_gpu else machine.processor()}, {cores:g} cores")
+    random_nets = None
+    if count is not None:  # before anything computes with several threads, which do not survive a fork
+        _say(f"training {count} random networks")
+        random_nets, note = structures.measured(count, STRUCTURES_S)
+        notes.append(note)
     steps, crowded = networks.timed_steps(chip, cores, STEPS_S)
     _say(f"timed {len(steps)} steps; measuring memory, disk and links")
     alone = crowded <= networks.CROWDED
@@ -117,6 +141,7 @@ def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_lin
         **facts,
         driver=machine.driver() if on_gpu else "",
         steps=tuple(steps),
+        structures=random_nets,
         memory=tuple(rates),
         disk=stored,
         near=near,

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dlcontract import Precision
 from dlcontract.hardware import MAX_TIMED, REFERENCE_NETS, ReferenceNet, TimedStep
+from dltrain.models.gpt import Block
 
 WARM_UP_STEPS, TURN_STEPS = 2, 3
 CROWDED = 1.3
@@ -50,6 +51,20 @@ class Case:
         )
 
 
+class Embedding(nn.Module):
+    """Embeddings of tokens and of their positions: from (samples, positions) to (samples, positions, width)."""
+
+    def __init__(self, vocabulary: int, width: int, positions: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(positions, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the sum of both embeddings."""
+        embedded: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return embedded
+
+
 def module(net: ReferenceNet) -> nn.Sequential:
     """Return the network as a PyTorch module."""
     parts: list[nn.Module] = []
@@ -67,6 +82,11 @@ def module(net: ReferenceNet) -> nn.Sequential:
         elif name == "flatten":
             parts.append(nn.Flatten())
             shape = (torch.Size(shape).numel(),)
+        elif name == "embedding":
+            parts.append(Embedding(sizes[0], sizes[1], shape[0]))
+            shape = (*shape, sizes[1])
+        elif name == "block":
+            parts.append(Block(shape[-1], sizes[0]))
         else:
             parts.append({"relu": nn.ReLU(), "gelu": nn.GELU(), "layer_norm": nn.LayerNorm(shape[-1])}[name])
     return nn.Sequential(*parts)
@@ -76,13 +96,18 @@ def training_step(net: ReferenceNet, batch: int, device: torch.device, precision
     """Return a function that makes a training step like the trainer's, and waits until the device has finished it."""
     model = module(net).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    x = torch.randn(batch, *net.shape, device=device)
-    y = torch.zeros(batch, dtype=torch.int64, device=device)
+    name, *sizes = net.layers[0]
+    has_tokens = name == "embedding"  # each position has a label, its next token
+    if has_tokens:
+        x = torch.randint(0, sizes[0], (batch, *net.shape), device=device)
+    else:
+        x = torch.randn(batch, *net.shape, device=device)
+    y = torch.zeros(x.numel() if has_tokens else batch, dtype=torch.int64, device=device)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=False)
         with torch.autocast(device.type, _TYPES.get(precision, torch.bfloat16), enabled=precision != "FP32"):
-            loss = cross_entropy(model(x).reshape(batch, -1), y)
+            loss = cross_entropy(model(x).reshape(len(y), -1), y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if device.type == "cuda":

@@ -12,22 +12,23 @@ LAYERS, HEADS, WIDTH = 4, 4, 128
 
 
 class Block(nn.Module):
-    """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with 4 ``WIDTH`` hidden features."""
+    """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with 4 ``width`` hidden features."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self._head_width = width // heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output. Input and output have the shape (samples, positions, width)."""
         samples, positions, _ = x.shape
         # -1 stands for the number of heads on this rank, because a tensor-parallel rank computes only some of them.
-        heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, self._head_width).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, -1))
         y: Tensor = self.down(gelu(self.up(self.norm2(x)), approximate="tanh"))

@@ -85,11 +85,17 @@ def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
     """Return a decoder like GPT-2 (Radford et al. 2019), with pre-norm and output weights tied to token embeddings."""
     net = Net(*data.shape).embedding(data.classes, width)
     for _ in range(blocks):
-        with net.block():
-            net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
-            net.layer_norm().linear(4 * width).gelu().linear(width).add()
+        add_block(net, heads)
     with net.as_one():
         return net.layer_norm().linear(data.classes, bias=False, tied=True)
+
+
+def add_block(net: Net, heads: int) -> None:
+    """Add a transformer block with pre-norm, of the width of the current tensor, whose shape is (tokens, width)."""
+    width = net.shape[1]
+    with net.block():
+        net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
+        net.layer_norm().linear(4 * width).gelu().linear(width).add()
 
 
 def gpt_mini(data: Dataset) -> Net:
