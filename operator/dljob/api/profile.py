@@ -163,6 +163,39 @@ class HardwareFactors(FiniteModel):
     weight: Annotated[float, Field(gt=0, description="Memory traffic of parameters and optimizer state.")] = 1.0
 
 
+Factor = Annotated[float, Field(gt=0, le=1e6)]
+MedianError = Annotated[
+    float | None,
+    Field(ge=0, le=1e6, description="Median of |predicted / measured - 1| over networks that the fit did not see."),
+]
+
+
+class RefittedRegression(FiniteModel):
+    """The structure regression of a CPU class, refitted to random networks (dljob probe --structures)."""
+
+    networks: Annotated[int, Field(ge=1, le=10**6, description="Number of measured networks.")]
+    time_factors: Annotated[
+        dict[str, Factor],
+        Field(
+            max_length=16,
+            description="Measured time divided by the constant, for each term of a step. Empty: the factors of the "
+            "reference networks predict unseen networks better.",
+        ),
+    ] = {}
+    memory_factors: Annotated[
+        dict[str, Factor],
+        Field(
+            max_length=16,
+            description="Measured memory divided by the constant, for each term of a rank's memory. Empty: the "
+            "constants predict unseen networks better.",
+        ),
+    ] = {}
+    time_error: MedianError = None
+    time_error_before: Annotated[MedianError, Field(description="The same without this fit.")] = None
+    memory_error: MedianError = None
+    memory_error_before: Annotated[MedianError, Field(description="The same without this fit.")] = None
+
+
 class HardwareProfile(FiniteModel):
     """Measured hardware of a device class. Plans use it in place of data sheets until a run has measured the model."""
 
@@ -176,6 +209,10 @@ class HardwareProfile(FiniteModel):
     driver: Annotated[str, Field(max_length=96, description="Version of the GPU's driver.")] = ""
     torch: Annotated[str, Field(max_length=96, description="Version of PyTorch.")] = ""
     factors: HardwareFactors = HardwareFactors()
+    regression: Annotated[
+        RefittedRegression | None,
+        Field(description="Regression over random networks. It takes precedence over the factors."),
+    ] = None
     deviation: Annotated[
         float,
         Field(ge=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / fitted) over steps."),

@@ -1,6 +1,6 @@
 """Format measured hardware as a table beside the data sheet. The module does no I/O."""
 
-from dljob.api.profile import HardwareProfile, ProbedLink
+from dljob.api.profile import HardwareProfile, ProbedLink, RefittedRegression
 from dljob.cli.tables import table
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
@@ -36,9 +36,25 @@ def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) ->
     where = f" on {profile.node}" if profile.node else ""
     lines = [f"{device}: {profile.product}, {profile.cores:g} of {profile.node_cores} CPUs{where}"]
     lines += [f"  {line}" for line in table(HEADER, rows)]
+    lines += _regression_lines(profile.regression) if profile.regression else []
     lines += [f"  Note:    {note}" for note in profile.notes]
     lines += [f"  Warning: {doubt}" for doubt in hardware.doubts]
     return lines
+
+
+def _regression_lines(regression: RefittedRegression) -> list[str]:
+    """Return lines with the median errors of the regression before and after the refit, and what plans use."""
+    rows = [
+        _error_row("step time", regression.time_error_before, regression.time_error, bool(regression.time_factors)),
+        _error_row("memory", regression.memory_error_before, regression.memory_error, bool(regression.memory_factors)),
+    ]
+    title = f"median error on unseen networks, of {regression.networks}"
+    return ["", *(f"  {line}" for line in table([title, "BEFORE", "REFITTED", "PLANS USE"], rows))]
+
+
+def _error_row(name: str, before: float | None, after: float | None, used: bool) -> list[str]:
+    figures = ["" if value is None else f"{value:.1%}" for value in (before, after)]
+    return [name, *figures, "the refit" if used else "the former one"]
 
 
 def _sheet_rates(sheet: Device) -> tuple[float, float, float]:

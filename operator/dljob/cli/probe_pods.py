@@ -19,13 +19,19 @@ LOOK_S = 1.0
 
 
 async def probed(
-    api: Any, namespace: str, target: Target, image: ProbeImage, timeout_s: float, link: bool
+    api: Any,
+    namespace: str,
+    target: Target,
+    image: ProbeImage,
+    timeout_s: float,
+    link: bool,
+    structures: int | None = None,
 ) -> HardwareProfile:
     """Measure a device class in a pod that is deleted afterwards, and return its hardware profile.
 
     ``target``: the device class and its node. ``image``: the probe's image. ``link``: True to measure the link to a
-    second node too, on which a second pod answers. Raise BadInputError if a pod does not start, fails, or prints no
-    valid document within ``timeout_s`` seconds.
+    second node too, on which a second pod answers. ``structures``: number of random networks to train. Raise
+    BadInputError if a pod does not start, fails, or prints no valid document within ``timeout_s`` seconds.
     """
     from dljob.kube.kinds import POD
 
@@ -38,7 +44,7 @@ async def probed(
             await api.create(POD, peer_pod(names[1], namespace, target, image))
             peer = await _awaited(api, namespace, names[1], {"Running"}, timeout_s)
             address = peer["status"].get("podIP")
-        await api.create(POD, probe_pod(names[0], namespace, target, image, address))
+        await api.create(POD, probe_pod(names[0], namespace, target, image, address, structures=structures))
         pod = await _awaited(api, namespace, names[0], {"Succeeded"}, timeout_s)
         text = _terminated(pod).get("message") or ""
         try:

@@ -39,6 +39,8 @@ class TimeFactors:
 
 
 NOMINAL = TimeFactors()
+TermFactors = tuple[tuple[str, float], ...]
+"""(Name of a term of the regression for CPUs in ``perf.workload.structure``, measured / predicted amount of it)."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Device:
     """Power of the data centre divided by that of its computers; None: ``perf.resources.energy.PUE``."""
     factors: TimeFactors = NOMINAL
     """Measured times, relative to the data sheet."""
+    term_factors: TermFactors = ()
+    """Measured times of the terms of a CPU's regression. They take precedence over ``factors``."""
+    growth_factors: TermFactors = ()
+    """Measured memory of the terms of a rank's growth on a CPU."""
 
     def matrix_FLOPs(self, precision: Precision) -> float:  # noqa: N802 - the unit is part of the name
         """Return the peak operations per second in matrix products; 0 without units for this precision."""

@@ -6,7 +6,7 @@ The hardware probe measures it (``dljob probe``), and ``calibrate.hardware`` com
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from dljob.cluster.catalogue import NOMINAL, Device, TimeFactors
+from dljob.cluster.catalogue import NOMINAL, Device, TermFactors, TimeFactors
 
 KEY = "hardware"
 """Model key of profiles with measured hardware. No job has it: the keys of jobs are names of built-in models, or begin
@@ -18,6 +18,11 @@ MAX_ASSUMED_FACTOR = 100.0
 """``MAX_FACTOR`` of a GPU that is not in the catalogue, and therefore has the data sheet of another GPU."""
 IMPOSSIBLE = 3.0
 """Multiple of the largest believable ratio beyond which no machine can be. Nearer values count as the bound."""
+MAX_GROWTH_FACTOR = 4.0
+"""Largest believable ratio between the measured and the predicted memory of a term, in both directions. Memory depends
+on PyTorch and its kernels, and hardly on the processor, but terms can compensate for each other."""
+MAY_BE_ZERO = ("padding_FLOP", "convolution")
+"""Terms whose factors have no lower bound, because some kernels do not need this work or this memory."""
 DISK_LIMITS_Bps = (1e6, 3e10)
 LINK_LIMITS_Bps = (1e5, 1e12)
 LATENCY_LIMITS_s = (1e-8, 1.0)
@@ -37,6 +42,10 @@ class Hardware:
     factors: TimeFactors = NOMINAL
     deviation: float = 0.0
     """Standard deviation of log(measured / predicted) of the probe's own steps, with these factors."""
+    term_factors: TermFactors = ()
+    """Factors of the terms of the regression for CPUs, from random networks; empty: ``factors`` count."""
+    growth_factors: TermFactors = ()
+    """Factors of the terms of a rank's memory, from random networks; empty: not measured, or no better than before."""
     serial: float | None = None
     """Fraction of the arithmetic that more cores do not speed up (``perf.step.core_scaling``)."""
     memory_cores: float | None = None
@@ -56,7 +65,9 @@ class Hardware:
 
         ``cores``: number of CPUs that ``device`` stands for (those of one rank); not used for GPUs.
         """
-        changed = replace(device, factors=self.factors)
+        changed = replace(
+            device, factors=self.factors, term_factors=self.term_factors, growth_factors=self.growth_factors
+        )
         if device.kind == "cpu" and self.memory_Bps is not None:
             changed = replace(changed, memory_bandwidth_Bps=self.memory_Bps * cores)
         if device.kind == "cpu" and self.near is not None:
@@ -68,9 +79,10 @@ class Hardware:
 
         A factor beyond its bound, as on a busy node, gets the value of the bound. If one factor is impossible
         (``IMPOSSIBLE``), nothing counts that the same steps measured: the factors, their deviation, and the use of
-        several cores. The memory bandwidth of a core has bounds of the same kind. Any other implausible value counts as
-        not measured. ``assumed``: True if the catalogue does not have the device. ``core``: the data sheet of one core,
-        whose memory bandwidth the measured one must resemble; None for a GPU.
+        several cores. The same holds for the factors of terms, of times and of memory separately. The memory bandwidth
+        of a core has bounds of the same kind. Any other implausible value counts as not measured. ``assumed``: True if
+        the catalogue does not have the device. ``core``: the data sheet of one core, whose memory bandwidth the
+        measured one must resemble; None for a GPU.
         """
         doubts: list[str] = []
         fitted = self._believed_fit(MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR, doubts)
@@ -79,6 +91,8 @@ class Hardware:
             memory = core.memory_bandwidth_Bps / MAX_FACTOR, core.memory_bandwidth_Bps * MAX_FACTOR
         return replace(
             fitted,
+            term_factors=_believed_terms("term factors", fitted.term_factors, MAX_FACTOR, doubts),
+            growth_factors=_believed_terms("memory factors", self.growth_factors, MAX_GROWTH_FACTOR, doubts),
             memory_Bps=_believed_rate("memory", self.memory_Bps, memory, doubts, 1.0 if core is None else IMPOSSIBLE),
             disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
@@ -102,7 +116,23 @@ class Hardware:
         )
         if possible:
             return replace(self, factors=replace(self.factors, **bounded))
-        return replace(self, factors=NOMINAL, deviation=0.0, serial=None, memory_cores=None)
+        return replace(self, factors=NOMINAL, deviation=0.0, term_factors=(), serial=None, memory_cores=None)
+
+
+def _believed_terms(name: str, factors: TermFactors, most: float, doubts: list[str]) -> TermFactors:
+    """Return ``factors`` within 1 / ``most`` to ``most``, or none if one is beyond ``IMPOSSIBLE`` times this bound."""
+    wrong = {term: value for term, value in factors if value > most or (value < 1 / most and term not in MAY_BE_ZERO)}
+    if not wrong:
+        return factors
+    limit = most * IMPOSSIBLE
+    possible = all(1 / limit <= value <= limit for value in wrong.values())
+    found = ", ".join(f"{term} {value:.3g}" for term, value in wrong.items())
+    used = "the nearest of these bounds" if possible else "none of these factors"
+    doubts.append(
+        f"{name}: found {found} times the prediction; expected {1 / most:g} to {most:g} times. The plan uses {used}"
+    )
+    bounded = ((term, min(max(value, 1 / most), most) if term in wrong else value) for term, value in factors)
+    return tuple(bounded) if possible else ()
 
 
 def _believed_rate(

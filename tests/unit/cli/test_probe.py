@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import yaml
 
-from dlcontract.hardware import DiskRate, HardwareMeasure, LinkRate, MemoryRate, TimedStep
+from dlcontract.hardware import DiskRate, HardwareMeasure, LinkRate, MeasuredStructures, MemoryRate, TimedStep
+from dlcontract.structures import structures
+from dljob.calibrate.hardware import workload_of
 from dljob.calibrate.learned import Learned
 from dljob.cli import main, probe_pods
 from dljob.cli.commands import probe
 from dljob.cli.hardware_tables import hardware_table
 from dljob.client import files
 from dljob.client.errors import BadInputError
+from dljob.cluster import catalogue
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.job.probes.targets import Target, probe_targets
 from dljob.job.profiles import learned_by_model
 from dljob.kube.kinds import NODE, POD, PROFILE
+from dljob.perf.step.compute import catalogue_curve
 from dljob.render.helpers.probe import ProbeImage, peer_pod, probe_pod
 from support.planner_questions import view
 from support.servers.fake_api import FakeApi
@@ -281,12 +285,60 @@ class TestInCluster:
             asyncio.run(probe._in_cluster(api, given("--namespace", "n")))
 
 
+class TestStructures:
+    """``--structures N``: random networks, and the regression that is refitted to them."""
+
+    ROWS = MeasuredStructures(
+        s=tuple(
+            2 * catalogue_curve(workload_of(net), catalogue.cpu("cpu", 1.0)).seconds(net.batches[0])
+            for net in structures(30)
+        ),
+        grown_KiB=(100_000,) * 30,
+    )
+    FULL = MEASURE.model_copy(update={"structures": ROWS})
+
+    def test_a_measured_class_is_measured_again_and_its_regression_is_stored_and_shown(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        api = cluster(self.FULL.to_json())
+        assert asyncio.run(probe._in_cluster(api, given())) == 0
+        assert asyncio.run(probe._in_cluster(api, given("--structures", "30"))) == 0
+        assert len(api.created) == 2
+        (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
+        assert profile["status"]["hardware"]["regression"]["networks"] == 30
+        out = capsys.readouterr().out
+        assert "median error on unseen networks, of 30" in out
+        assert "step time" in out
+
+    def test_the_pod_trains_as_many_networks(self) -> None:
+        target, image = Target("plain", False, "a", 4.0), ProbeImage("i")
+        command = probe_pod("p", "ns", target, image, structures=30)["spec"]["containers"][0]["command"]
+        assert command[-2:] == ["--structures", "30"]
+
+    def test_a_document_without_networks_is_a_failure_with_a_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        api = cluster(MEASURE.to_json())
+        assert asyncio.run(probe._in_cluster(api, given("--structures", "30"))) == 1
+        assert "found no refitted regression" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("named", "code"), [((), 0), (("--device", A100), 1)])
+    def test_gpus_are_left_out(self, named: tuple[str, ...], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+        api = cluster(self.FULL.to_json())
+        gpu = node("g")
+        gpu["metadata"]["labels"] = {"nvidia.com/gpu.product": A100, "kubernetes.io/hostname": "g"}
+        gpu["status"]["allocatable"] = gpu["status"]["capacity"] | {"nvidia.com/gpu": "1"}
+        asyncio.run(FakeApi.create(api, NODE, gpu))
+        assert asyncio.run(probe._in_cluster(api, given("--structures", "30", *named))) == code
+        assert "--structures measures CPUs only" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
         (["--local", "--node", "a"], "--node"),
         (["--local", "--device", "a", "--device", "b"], "--device"),
         (["--output", "file"], "--output"),
+        (["--structures", "23"], "--structures: found 23; expected 24 to 96"),
+        (["--local", "--structures", "97"], "--structures"),
     ],
 )
 def test_options_that_exclude_each_other_have_one_error(

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from dlcontract.hardware import HardwareMeasure
+from dlcontract.hardware import MAX_STRUCTURES, HardwareMeasure
+from dlcontract.structures import MIN_STRUCTURES
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
 from dljob.cli import probe_pods, remote
@@ -23,7 +24,8 @@ from dljob.job.probes.hardware import hardware_body, hardware_of, hardware_profi
 from dljob.job.probes.targets import probe_targets
 from dljob.render.helpers.probe import ProbeImage, with_defaults
 
-LOCAL_LIMIT_S = 180.0
+LOCAL_LIMIT_S, STRUCTURES_LIMIT_S = 180.0, 480.0
+TIMEOUT_S, STRUCTURES_TIMEOUT_S = 300.0, 600.0
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,12 +43,22 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     command.add_argument("--node", metavar="NODE", help="measure on this node")
     command.add_argument("--link", action="store_true", help="also measure the network between two nodes of a class")
+    command.add_argument(
+        "--structures",
+        metavar="N",
+        type=int,
+        help=f"also train N random networks on CPU classes, about 1 s each ({MIN_STRUCTURES} to {MAX_STRUCTURES}), and "
+        "refit the regression that predicts step times and memory from layers",
+    )
     command.add_argument("--image", help="image with the probe (default: the operator's trainer image)")
     command.add_argument(
         "-n", "--namespace", metavar="NAME", help="namespace of the pods (default: that of the operator)"
     )
     command.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="limit for each pod (default: 300)"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="limit for each pod (default: 300, with --structures 600)",
     )
     command.add_argument(
         "--local", action="store_true", help="measure this machine, without a cluster (needs the package dltrain)"
@@ -60,13 +72,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.structures is not None and not MIN_STRUCTURES <= given.structures <= MAX_STRUCTURES:
+        raise BadInputError(
+            f"--structures: found {given.structures}; expected {MIN_STRUCTURES} to {MAX_STRUCTURES}. Choose a number "
+            "in this range"
+        )
     cluster_only = {"--node": given.node, "--link": given.link, "--image": given.image, "--namespace": given.namespace}
     if given.local:
         if wrong := [name for name, value in cluster_only.items() if value]:
             raise BadInputError(f"{wrong[0]}: found this option with --local; expected one of them. Remove {wrong[0]}")
         if len(given.device) > 1:
             raise BadInputError(f"--device: found {len(given.device)} classes; expected one with --local")
-        return _local(given.device, Path(given.output or "hardware-profile.yaml"))
+        return _local(given.device, Path(given.output or "hardware-profile.yaml"), given.structures)
     if given.output is not None:
         raise BadInputError(
             "--output: found this option without --local; expected both. Without --local, the cluster stores profiles "
@@ -75,16 +92,22 @@ def run(given: argparse.Namespace) -> int:
     return remote.reach(lambda api: _in_cluster(api, given))
 
 
-def _local(devices: Sequence[str], output: Path) -> int:
-    """Measure this machine, and write its profile as the class ``devices[0]``, or as ``cpu`` or the GPU's name."""
+def _local(devices: Sequence[str], output: Path, structures: int | None = None) -> int:
+    """Measure this machine, and write its profile as the class ``devices[0]``, or as ``cpu`` or the GPU's name.
+
+    ``structures``: number of random networks to train, on the CPU.
+    """
     if find_spec("dltrain") is None:
         raise BadInputError(
             "--local: found no Python package dltrain; expected it, with PyTorch, in this environment. Run pip install "
             "./operator/contract ./trainer-image in a clone of dljob"
         )
-    command = [sys.executable, "-m", "dltrain.hardware_probe", "--node-link"]
+    command, limit_s = [sys.executable, "-m", "dltrain.hardware_probe", "--node-link"], LOCAL_LIMIT_S
+    if structures is not None:
+        command += ["--device", "cpu", "--structures", str(structures)]
+        limit_s += STRUCTURES_LIMIT_S
     try:
-        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LOCAL_LIMIT_S, check=True)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
         measure = HardwareMeasure.parse(ran.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise BadInputError(f"--local: the hardware probe failed: {' '.join(str(error).split())[:300]}") from None
@@ -97,7 +120,20 @@ def _local(devices: Sequence[str], output: Path) -> int:
     except OSError as error:
         raise BadInputError(f"--output: {output}: {error.strerror}") from None
     print(f"\nwritten to {output}; plan with it: dljob plan JOB.yaml --cluster CLUSTER.yaml --profiles {output}")
-    return 0
+    return _lacks_regression(device, profile, structures)
+
+
+def _lacks_regression(device: str, profile: HardwareProfile, structures: int | None) -> int:
+    """Return 1 and print the reason if ``--structures`` was given, and the profile has no regression; otherwise 0."""
+    if structures is None or profile.regression is not None:
+        return 0
+    print(
+        f"dljob: {device}: found no refitted regression in the profile; expected the measurements of at least "
+        f"{MIN_STRUCTURES} random networks of this release. Use the trainer image of this release with --image, or a "
+        "node with more free memory",
+        file=sys.stderr,
+    )
+    return 1
 
 
 async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
@@ -113,8 +149,10 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     }
     image = _image(operators, given)
+    # A class that was measured before is measured again with --structures, because its profile may not have them.
+    known = state.constants if given.structures is None else {}
     targets, why = probe_targets(
-        state.view, state.constants, given.device, given.node, {name for name in busy if name}, image.tolerations
+        state.view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
     )
     if why and not targets and why[0].startswith("--"):
         raise BadInputError(why[0])
@@ -122,10 +160,15 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         print(f"dljob: {line}", file=sys.stderr)
     namespace = given.namespace or _namespace(operators)
     failed = sum("not measured" in line for line in why)
+    timeout_s = given.timeout or (TIMEOUT_S if given.structures is None else STRUCTURES_TIMEOUT_S)
     for target in targets:
+        if given.structures is not None and target.is_gpu:
+            print(f"dljob: {target.device}: not measured, because --structures measures CPUs only", file=sys.stderr)
+            failed += target.device in given.device or target.node == given.node
+            continue
         print(f"dljob: measuring {target.device} on {target.node}", file=sys.stderr, flush=True)
         try:
-            profile = await probe_pods.probed(api, namespace, target, image, given.timeout, given.link)
+            profile = await probe_pods.probed(api, namespace, target, image, timeout_s, given.link, given.structures)
         except BadInputError as error:
             print(f"dljob: {target.device}: {error}", file=sys.stderr)
             failed += 1
@@ -133,6 +176,7 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         name = await probe_pods.stored(api, target.device, profile)
         _show(target.device, profile)
         print(f"  stored as dlprofile/{name}", flush=True)
+        failed += _lacks_regression(target.device, profile, given.structures)
     return 1 if failed else 0
 
 

@@ -6,8 +6,16 @@ from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
 from dljob.api import API_VERSION, DLProfileStatus
-from dljob.api.profile import MAX_NOTE, HardwareFactors, HardwareProfile, ProbedLink, ProbedStep
+from dljob.api.profile import (
+    MAX_NOTE,
+    HardwareFactors,
+    HardwareProfile,
+    ProbedLink,
+    ProbedStep,
+    RefittedRegression,
+)
 from dljob.calibrate.hardware import compared
+from dljob.calibrate.structures import Refit, refitted
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device, TimeFactors
 from dljob.cluster.hardware import KEY, Hardware, LinkSpeed
@@ -22,6 +30,7 @@ def sheet_of(device: str, kind: str) -> Device:
 def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> HardwareProfile:
     """Return the profile of a device class from the probe's document. ``node``: name of the measured node."""
     found = compared(measure, sheet_of(device, measure.kind))
+    refit = refitted(measure, found.factors)
 
     def link(speed: LinkSpeed | None) -> ProbedLink | None:
         if speed is None:
@@ -38,6 +47,7 @@ def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> H
         driver=measure.driver,
         torch=measure.torch,
         factors=HardwareFactors(**{name: _short(value) for name, value in asdict(found.factors).items()}),
+        regression=None if refit is None else _regression(refit),
         deviation=_short(found.deviation),
         serial_fraction=None if found.serial is None else _short(found.serial),
         memory_cores=None if found.memory_cores is None else _short(found.memory_cores),
@@ -52,6 +62,20 @@ def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> H
             for step in measure.steps
         ),
         notes=tuple(note[:MAX_NOTE] for note in measure.notes),
+    )
+
+
+def _regression(refit: Refit) -> RefittedRegression:
+    """Return the regression as profiles store it. Factors that do not improve the predictions are left out."""
+    time, memory = refit.time_errors, refit.growth_errors
+    return RefittedRegression(
+        networks=refit.networks,
+        time_factors={name: _short(value) for name, value in refit.time if time.improves},
+        memory_factors={name: _short(value) for name, value in refit.growth if memory.improves},
+        time_error=_short(time.refit),
+        time_error_before=_short(min(time.probe, time.sheet)),
+        memory_error=_short(memory.refit),
+        memory_error_before=_short(memory.sheet),
     )
 
 
@@ -76,9 +100,11 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
     def link(found: ProbedLink | None) -> LinkSpeed | None:
         return None if found is None else LinkSpeed(found.latency_seconds, found.bandwidth_bytes_per_second)
 
-    sheet = sheet_of(device, profile.kind)
+    sheet, regression = sheet_of(device, profile.kind), profile.regression
     return Hardware(
         factors=TimeFactors(**profile.factors.model_dump()),
+        term_factors=tuple(regression.time_factors.items()) if regression else (),
+        growth_factors=tuple(regression.memory_factors.items()) if regression else (),
         deviation=profile.deviation,
         serial=profile.serial_fraction,
         memory_cores=profile.memory_cores,

@@ -6,6 +6,7 @@ The memory is a fixed amount, plus an amount for each sample in the batch.
 from dataclasses import replace
 from functools import lru_cache
 
+from dljob.cluster.catalogue import TermFactors
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
@@ -72,33 +73,58 @@ def sample_nbytes(workload: Workload) -> float:
     return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
 
 
-def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: float, is_gpu: bool) -> float:
+@lru_cache(maxsize=64)
+def _coefficients(growth: TermFactors) -> dict[str, float]:
+    """Return the coefficients of a rank's memory on CPUs. ``growth``: measured factors of some of them."""
+    measured = dict(growth)
+    units = structure.GROWTH_UNIT
+    return {
+        name: measured[name] * units[name] if name in measured else value for name, value in structure.GROWTH.items()
+    }
+
+
+def held_nbytes(
+    parameter_nbytes: float,
+    kept_nbytes: float,
+    largest_nbytes: float,
+    is_gpu: bool,
+    growth: TermFactors = (),
+    has_convolutions: bool = True,
+) -> float:
     """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
     ``parameter_nbytes``: parameters, gradients and optimizer state. ``kept_nbytes``: samples, and activations kept for
     the backward pass. ``largest_nbytes``: the largest activations that exist only briefly. On CPUs, each amount is
     multiplied by a coefficient fitted to measurements (``structure.GROWTH``), because kernels also copy tensors to
-    other layouts.
+    other layouts. ``growth``: measured factors of these coefficients on the device (``Device.growth_factors``).
+    ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
     """
     if is_gpu:
         return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)
-    terms = {"process": 1.0, "parameter_B": parameter_nbytes, "kept_B": kept_nbytes, "largest_B": largest_nbytes}
-    return PROCESS_NBYTES + GROWTH_MARGIN * structure.total(terms, structure.GROWTH)
+    terms = {
+        "process": 1.0,
+        "convolution": float(has_convolutions),
+        "parameter_B": parameter_nbytes,
+        "kept_B": kept_nbytes,
+        "largest_B": largest_nbytes,
+    }
+    return PROCESS_NBYTES + GROWTH_MARGIN * structure.total(terms, _coefficients(growth))
 
 
-def _line(workload: Workload, is_gpu: bool) -> tuple[float, float]:
+def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
-    fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu)
-    return fixed, held_nbytes(0.0, kept, workload.transient_nbytes, is_gpu) - held_nbytes(0.0, 0.0, 0.0, is_gpu)
+    fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions)
+    empty, one = (held_nbytes(0.0, n * kept, n * workload.transient_nbytes, is_gpu, growth) for n in (0, 1))
+    return fixed, one - empty
 
 
-def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
+def rank_nbytes(workload: Workload, batch: int, is_gpu: bool, growth: TermFactors = ()) -> int:
     """Return the memory in bytes that a rank needs with a local batch of ``batch`` samples.
 
-    On a GPU this is GPU memory, on CPUs main memory.
+    On a GPU this is GPU memory, on CPUs main memory. ``growth``: as for ``held_nbytes``.
     """
-    fixed, each = _line(workload, is_gpu)
+    fixed, each = _line(workload, is_gpu, growth)
     return int(fixed + batch * each)
 
 
@@ -125,13 +151,13 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
     return {name: nbytes for name, nbytes in sorted(found.items(), key=lambda item: -item[1]) if nbytes}
 
 
-def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int:
+def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool, growth: TermFactors = ()) -> int:
     """Return the largest local batch in samples with which a rank needs at most ``memory_nbytes`` bytes of memory.
 
     Return 0 if the model alone does not fit, and at most ``MAX_SAMPLES``. The memory is GPU memory or, on CPUs, main
-    memory.
+    memory. ``growth``: as for ``held_nbytes``.
     """
-    fixed, each = _line(workload, is_gpu)
+    fixed, each = _line(workload, is_gpu, growth)
     if memory_nbytes <= fixed:
         return 0
     return int(min(MAX_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
@@ -142,15 +168,18 @@ def shm_nbytes(ranks: int, is_gpu: bool) -> int:
     return ranks * (SHM_PER_GPU_NBYTES if is_gpu else SHM_PER_RANK_NBYTES)
 
 
-def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0) -> int:
+def pod_nbytes(
+    workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0, growth: TermFactors = ()
+) -> int:
     """Return the main memory in bytes that a pod requests, including /dev/shm.
 
     The pod has ``ranks`` ranks with ``batch`` samples each. ``workers``: data-loading processes of each rank.
+    ``growth``: as for ``held_nbytes``.
     """
     fixed = AGENT_NBYTES + workload.beside_ranks_nbytes + shm_nbytes(ranks, is_gpu)
     ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
     if not is_gpu:
-        return fixed + ranks * (rank_nbytes(workload, batch, is_gpu) + ahead)
+        return fixed + ranks * (rank_nbytes(workload, batch, is_gpu, growth) + ahead)
     # A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight.
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
     batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from dlcontract import Precision
-from dljob.cluster.catalogue import Device, TimeFactors
+from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.few_points import knots_through
 from dljob.perf.resources.power import slowed
@@ -67,10 +67,8 @@ def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> flo
     if device.kind == "cpu":  # ``structure`` also counts the accesses to weights by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         passes = sum(layer.weight_accesses * layer.parameters for layer in workload.layers) / workload.parameters
-        weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
-        return (
-            device.factors.weight * weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
-        )
+        weights = sum(_measured_s(structure.time_terms(workload, 0), structure.TIME_S, device).values())
+        return weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
     return _sheet_update_s(workload, device)
 
 
@@ -106,12 +104,13 @@ def regressed(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> Cu
     arithmetic and for memory traffic. The framework's overhead runs in one thread, so it takes longer below one CPU,
     but no less time above. ``use``: the cores of the rank and of the node's other ranks. If the peak of ``device``
     differs from that of ``use.cores`` cores in the catalogue, all times are divided by the ratio of the two peaks,
-    except for the framework's overhead. The measured factors of the device (``Device.factors``) multiply the terms.
+    except for the framework's overhead. The measured factors of the device (``Device.term_factors``, or ``factors``)
+    multiply the terms.
     """
-    host = device.factors.host * structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, use.cores)
+    host = sum(_measured_s(structure.host_terms(workload), structure.HOST_S, device).values()) / min(1.0, use.cores)
     host += use.fork_s * len(workload.layers)
     speed = _core_speed(device, use)
-    fixed, one = (_on_cores(structure.time_terms(workload, b), use, device.factors) / speed for b in (0, 1))
+    fixed, one = (_on_cores(structure.time_terms(workload, b), use, device) / speed for b in (0, 1))
     return Curve((0.0,), (host + fixed,), max(one - fixed, 1e-12))
 
 
@@ -120,8 +119,11 @@ def _core_speed(device: Device, use: CoreUse) -> float:
     return device.fp32_FLOPs / (structure.CORE_FLOPs * use.cores)
 
 
-_FACTORS = {
+PART_OF_TERM = {
+    "step": "host",
+    "layer": "host",
     "convolution_FLOP": "convolution",
+    "padding_FLOP": "convolution",
     "product_FLOP": "product",
     "convolution_B": "activation",
     "pool_B": "activation",
@@ -129,17 +131,27 @@ _FACTORS = {
     "weight_B": "weight",
     "large_weight_B": "weight",
 }
-"""Term of ``structure.time_terms`` → the field of ``TimeFactors`` that measures it."""
+"""Term of ``structure.host_terms`` or ``time_terms`` → the field of ``TimeFactors`` that measures it."""
 
 
-def _on_cores(terms: Mapping[str, float], use: CoreUse, factors: TimeFactors) -> float:
+def _measured_s(terms: Mapping[str, float], unit_s: Mapping[str, float], device: Device) -> dict[str, float]:
+    """Return the seconds of each term on the device's cores: amount, seconds for a unit, and measured factor."""
+    own, parts = dict(device.term_factors), vars(device.factors)
+
+    def each_s(name: str) -> float:
+        if name in own:
+            return own[name] * structure.UNIT_S[name]
+        return float(parts[PART_OF_TERM[name]]) * unit_s[name]
+
+    return {name: each_s(name) * amount for name, amount in terms.items()}
+
+
+def _on_cores(terms: Mapping[str, float], use: CoreUse, device: Device) -> float:
     """Return the seconds for the work ``terms`` on the cores ``use`` of the catalogue's speed.
 
-    ``terms``: operations and bytes by name, from ``structure.time_terms``. ``factors``: measured time divided by
-    predicted time, for each kind of work.
+    ``terms``: operations and bytes by name, from ``structure.time_terms``. ``device``: has the measured factors.
     """
-    by_part = vars(factors)
-    seconds = {name: float(by_part[_FACTORS[name]]) * structure.TIME_S[name] * amount for name, amount in terms.items()}
+    seconds = _measured_s(terms, structure.TIME_S, device)
     arithmetic_s = sum(each for name, each in seconds.items() if name.endswith("_FLOP"))
     return arithmetic_s / use.arithmetic + (sum(seconds.values()) - arithmetic_s) / use.traffic
 

@@ -39,6 +39,8 @@ class Layer:
     """The part of ``moved_16_nbytes`` that the forward pass reads and writes."""
     heads: int = 0
     """Number of attention heads; 0 for other layers."""
+    padding_part: float = 0.0
+    """Additional operations of a convolution whose kernels pad channels to ``LANES``, as a part of its operations."""
     weight_accesses: int = 3
     """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
 
@@ -55,10 +57,16 @@ class Layer:
         )
 
 
+LANES = 16
+"""Kernels of convolutions on CPUs pad the channels to a multiple of this: numbers of 4 bytes in an AVX-512 register."""
 PRODUCTS = ("conv", "linear", "attention")
 """Kinds of layers whose time is in products of matrices, which autocast computes in 16 bits."""
 _CONVERSION_NBYTES = 6.0
 """Bytes that the conversion of an element between float32 and 16 bits reads and writes."""
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // LANES) * LANES
 
 
 @dataclass
@@ -237,7 +245,11 @@ class Net:
         out = (filters, (h + 2 * pad - k) // stride + 1, (w + 2 * pad - k) // stride + 1)
         weights = filters * c * k * k
         flops = 2.0 * weights * out[1] * out[2]
-        return self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
+        self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
+        # Kernels for images with at most three channels do not pad them.
+        part = _padded(filters) / filters * (_padded(c) / c if c > 3 else 1.0) - 1
+        self.layers[-1] = replace(self.layers[-1], padding_part=part)
+        return self
 
     def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:
         """Add a linear layer. ``tied``: True if the layer uses another layer's weights."""

@@ -20,6 +20,7 @@ HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
 """Framework overhead in seconds per step and per layer, independent of the batch."""
 TIME_S: Mapping[str, float] = {
     "convolution_FLOP": 7.16e-12,
+    "padding_FLOP": 0.0,
     "product_FLOP": 9.46e-12,
     "convolution_B": 2.06e-10,
     "pool_B": 9.36e-10,
@@ -27,15 +28,28 @@ TIME_S: Mapping[str, float] = {
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
 }
-"""Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it."""
+"""Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it. The fit behind these
+constants did not have operations of padded channels, so they take no time here."""
+UNIT_S: Mapping[str, float] = {**HOST_S, **TIME_S, "padding_FLOP": TIME_S["convolution_FLOP"]}
+"""Term → seconds that its measured factor multiplies (``Device.term_factors``)."""
 CACHED_NBYTES = 4 * 2**20
 """Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
 the size of a core's L2 cache and the core's part of the L3 cache. 1 and 16 MiB fit the measurements nearly as well."""
 REDISPATCH = 1 / 3
 """Assumed overhead of a recomputed layer's second forward pass, as a fraction of the overhead per layer, which covers
 forward pass, backward pass and update."""
-GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
-"""Term of ``growth_terms`` → bytes of memory for one unit of it: for a process, or for one byte of the term."""
+GROWTH: Mapping[str, float] = {
+    "process": 3.51e7,
+    "convolution": 0.0,
+    "parameter_B": 1.35,
+    "kept_B": 1.74,
+    "largest_B": 1.17,
+}
+"""Term of ``growth_terms`` → bytes of memory for one unit of it: for a process, or for one byte of the term. All
+networks behind these constants have convolutions, whose kernels and scratch memory are therefore part of the process.
+"""
+GROWTH_UNIT: Mapping[str, float] = {**GROWTH, "convolution": 8e6}
+"""Term → bytes that its measured factor multiplies (``Device.growth_factors``)."""
 
 
 def host_layers(workload: Workload) -> float:
@@ -56,16 +70,16 @@ def host_terms(workload: Workload) -> dict[str, float]:
 def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
     """Return the work of a step with ``batch`` samples, in the units of ``TIME_S``: operations and bytes moved.
 
-    Convolutions and pools have separate terms, because they convert tensor layouts. The forward and the backward pass
-    read the weights, and the backward pass writes their gradients. The update reads and writes parameters, gradients
-    and optimizer state.
+    Convolutions and pools have separate terms, because they convert tensor layouts. Kernels of convolutions pad
+    channels to full vector registers. The forward and the backward pass read the weights, and the backward pass writes
+    their gradients. The update reads and writes parameters, gradients and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
     for layer in workload.layers:
         passes = REAL_NBYTES * (4.0 + layer.weight_accesses + 2.0 * workload.optimizer_slots)
-        found["convolution_FLOP" if layer.is_conv else "product_FLOP"] += batch * (
-            layer.forward_FLOPs + layer.backward_FLOPs
-        )
+        flops = batch * (layer.forward_FLOPs + layer.backward_FLOPs)
+        found["convolution_FLOP" if layer.is_conv else "product_FLOP"] += flops
+        found["padding_FLOP"] += layer.padding_part * flops
         mover = "convolution_B" if layer.is_conv else "pool_B" if layer.kind == "pool" else "other_B"
         found[mover] += batch * REAL_NBYTES * layer.moved_elements
         found["weight_B"] += passes * layer.parameters
@@ -76,12 +90,13 @@ def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
     """Return what the memory of a rank with a local batch of ``batch`` samples depends on, as {term: amount}.
 
-    The amount of ``process`` is 1; all others are bytes. ``parameter_B``: parameters, gradients and optimizer state.
-    ``kept_B``: samples, and activations that are kept for the backward pass. ``largest_B``: the largest transient
-    activations. ``GROWTH`` has the coefficient of each term.
+    The amount of ``process`` is 1, and that of ``convolution`` is 1 with convolutions, else 0. All others are bytes.
+    ``parameter_B``: parameters, gradients and optimizer state. ``kept_B``: samples, and activations that are kept for
+    the backward pass. ``largest_B``: the largest transient activations. ``GROWTH`` has the coefficient of each term.
     """
     return {
         "process": 1.0,
+        "convolution": float(workload.has_convolutions),
         "parameter_B": (2.0 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters,
         "kept_B": batch * (workload.activation_nbytes + workload.sample_nbytes),
         "largest_B": batch * workload.transient_nbytes,

@@ -64,6 +64,10 @@ class Workload:
     def tensors(self) -> int:
         return sum(layer.tensors for layer in self.layers)
 
+    @cached_property
+    def has_convolutions(self) -> bool:
+        return any(layer.is_conv for layer in self.layers)
+
     @property
     def gradient_nbytes(self) -> int:
         return REAL_NBYTES * self.parameters

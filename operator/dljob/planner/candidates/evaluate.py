@@ -130,8 +130,8 @@ def too_large(held: Workload, share: int, option: Option, what: str) -> str:
 
     Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """
-    needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
-    activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
+    needed = option.needed_nbytes(held, share)
+    activations = needed - option.needed_nbytes(held, 0)
     mostly = f"of which {gibibytes(activations)} are activations"
     if activations < needed / 2:
         mostly = f"of which {gibibytes(needed - activations)} do not depend on the batch size"
@@ -325,16 +325,13 @@ def _prediction(
         communication_s=timing.communication_s,
         total_s=total_s,
         samples_per_s=request.global_batch / step_s,
-        memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in held),
+        memory_nbytes=max(p.option.needed_nbytes(workload, b) for p, b in held),
         energy_J=power_W * total_s,
         cost_usd=request.prices.with_energy_usd(usd, power_W * total_s),
         bottleneck=bottleneck,
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         basis=basis_of([p.option for p in parts]),
-        host_memory_nbytes=max(
-            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p))
-            for p, b in held
-        ),
+        host_memory_nbytes=max(p.option.pod_nbytes(workload, b, _processes(p)) for p, b in held),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),

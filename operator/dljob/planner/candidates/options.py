@@ -119,6 +119,19 @@ class Option:
         """
         return inf if self.single is None else self.single.computing.seconds(self.single.largest_batch)
 
+    def largest_of(self, held: Workload) -> int:
+        """Return the largest local batch of a rank that holds ``held``, such as a part of the optimizer state."""
+        return memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors)
+
+    def needed_nbytes(self, held: Workload, samples: int) -> int:
+        """Return the memory in bytes that a rank needs for ``held`` and a local batch of ``samples`` samples."""
+        return memory.rank_nbytes(held, samples, self.pool.is_gpu, self.device.growth_factors)
+
+    def pod_nbytes(self, held: Workload, samples: int, workers: int) -> int:
+        """Return the main memory in bytes that a pod requests. ``workers``: data-loading processes of each rank."""
+        ranks, is_gpu = self.ranks_per_node, self.pool.is_gpu
+        return memory.pod_nbytes(held, samples, ranks, is_gpu, workers, self.device.growth_factors)
+
     def data_s(self, samples: float) -> float:
         """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
@@ -221,7 +234,7 @@ def _with_nodes(
                 curve=fetching.over(found.computing),
                 computing=found.computing,
                 fetching=fetching,
-                largest_batch=memory.largest_batch(held, room, pool.is_gpu),
+                largest_batch=memory.largest_batch(held, room, pool.is_gpu, device.growth_factors),
                 memory_nbytes=room,
                 compute_spread=found.spread,
                 learned=known,
@@ -270,10 +283,7 @@ def sharing_options(
         if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):
             break
         held = memory.sharded(workload, least)
-        more = [
-            replace(o, min_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
-            for o in similar
-        ]
+        more = [replace(o, min_ranks=least, largest_batch=o.largest_of(held)) for o in similar]
         most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in more}
         found += [o for o in more if o.largest_batch > MORE * most[o.nodes]]
     return found

@@ -61,7 +61,7 @@ def _fewest(option: Option, request: Request, workload: Workload, ranks: int) ->
     while low < high:
         middle = (low + high) // 2
         held = _held(option, workload, middle)
-        largest = memory.largest_batch(held, option.memory_nbytes, option.pool.is_gpu)
+        largest = option.largest_of(held)
         if middle * room(option, largest, request.global_batch) >= request.global_batch:
             high = middle
         else:

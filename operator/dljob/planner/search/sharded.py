@@ -50,7 +50,7 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
     if found is None:
         k = MAX_MICRO_BATCHES if request.chooses_micro_batches else request.micro_batches
         samples = ceil(ceil(request.global_batch / part.ranks) / k)
-        held = int(zero.held_nbytes(workload, 3, part.ranks, samples, option.pool.is_gpu))
+        held = int(zero.held_nbytes(workload, 3, part.ranks, samples, option.device))
         return Refusal(
             summary,
             f"does not fit: a rank needs {gibibytes(held)} with its part of the training state, but has "

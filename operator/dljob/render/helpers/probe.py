@@ -63,15 +63,24 @@ def with_defaults(image: str, defaults: JobDefaults, pull_policy: str = "IfNotPr
 
 
 def probe_pod(
-    name: str, namespace: str, target: Target, image: ProbeImage, peer: str | None = None, by: str = BY_COMMAND
+    name: str,
+    namespace: str,
+    target: Target,
+    image: ProbeImage,
+    peer: str | None = None,
+    by: str = BY_COMMAND,
+    structures: int | None = None,
 ) -> Manifest:
     """Return the pod that measures ``target``.
 
-    ``peer``: address of a pod on another node that answers messages. ``by``: who starts the pod.
+    ``peer``: address of a pod on another node that answers messages. ``by``: who starts the pod. ``structures``: number
+    of random networks to train.
     """
     arguments = ["--device", "gpu" if target.is_gpu else "cpu", "--scratch", SCRATCH]
     if not target.is_gpu and target.cpu >= 2:
         arguments.append("--node-link")
+    if structures is not None:
+        arguments += ["--structures", str(structures)]
     if peer is not None:
         host = f"[{peer}]" if ":" in peer else peer
         arguments += ["--peer", f"{host}:{PEER_PORT}"]

@@ -284,6 +284,7 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
     first creates the whole model in main memory, and the whole state passes through main memory for a checkpoint.
     """
     workload, ranks, is_gpu = model.workload, candidate.split_over, candidate.part.option.pool.is_gpu
+    growth = candidate.part.option.device.growth_factors
     samples = ceil(batch / candidate.micro_batches)
     if candidate.strategy == "Pipeline":
         stages = model.cut_into(ranks)
@@ -298,7 +299,8 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
         kept = samples * outputs * workload.activation_nbytes
     kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
     state = 0.0 if is_gpu else split.state_nbytes(workload)
-    return int(state + memory.held_nbytes(held, kept, samples * workload.transient_nbytes, is_gpu))
+    largest, convolves = samples * workload.transient_nbytes, workload.has_convolutions
+    return int(state + memory.held_nbytes(held, kept, largest, is_gpu, growth, convolves))
 
 
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:

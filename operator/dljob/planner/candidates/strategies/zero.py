@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
 from dljob.perf.step import zero
@@ -35,17 +36,19 @@ class ZeroCandidate:
         return f"{describe([self.part])}, ZeRO-{self.stage}{accumulated}"
 
 
-def held_nbytes(workload: Workload, stage: zero.Stage, ranks: int, samples: int, is_gpu: bool) -> float:
-    """Return the memory in bytes of one of ``ranks`` ranks with ``samples`` samples in a micro-batch.
+def held_nbytes(workload: Workload, stage: zero.Stage, ranks: int, samples: int, device: Device) -> float:
+    """Return the memory in bytes of one of ``ranks`` ranks with ``samples`` samples in a micro-batch on ``device``.
 
     ``stage``: stage of ZeRO, which says what the ranks shard. With stage 3 on CPUs, the result includes parameters and
     optimizer state of the whole model: each rank first creates the whole model, and rank 0 gathers checkpoints.
     """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
+    is_gpu = device.kind == "gpu"
     if stage == 3 and not is_gpu:
         state += split.state_nbytes(workload)
-    return memory.held_nbytes(state, kept, samples * workload.transient_nbytes, is_gpu)
+    largest, convolves = samples * workload.transient_nbytes, workload.has_convolutions
+    return memory.held_nbytes(state, kept, largest, is_gpu, device.growth_factors, convolves)
 
 
 def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Workload) -> ZeroCandidate | None:
@@ -57,7 +60,7 @@ def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Work
     option, local = part.option, ceil(request.global_batch / part.ranks)
     if request.global_batch < part.ranks:
         return None
-    empty, one = (held_nbytes(workload, stage, part.ranks, b, option.pool.is_gpu) for b in (0, 1))
+    empty, one = (held_nbytes(workload, stage, part.ranks, b, option.device) for b in (0, 1))
     largest = int(min(local, (option.memory_nbytes - empty) / max(one - empty, 1.0)))
     k = ceil(local / largest) if largest >= 1 else MAX_MICRO_BATCHES + 1
     asked = min(request.micro_batches, local)
@@ -84,7 +87,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
         text=f"ZeRO-{found.stage}: gathers and reductions over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
     )
-    held = int(held_nbytes(workload, found.stage, n, samples, option.pool.is_gpu))
+    held = int(held_nbytes(workload, found.stage, n, samples, option.device))
     return prediction_of(part, step, request, workload, samples, held, host_nbytes(found, workload, samples, held))
 
 
