@@ -18,7 +18,7 @@ def test_llamas_have_nearly_the_published_parameters() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.source}-{row.name}-{row.gpus}")
 def test_first_predictions_are_within_a_factor_of_two(row: large_models.Row) -> None:
-    """``SPREAD`` promises it nine times out of ten; docs/explanation/planning.md shows the ratios."""
+    """``SPREAD`` promises it nine times out of ten; docs/design/0016 shows the ratios."""
     assert 0.5 < predicted(row).ratio < 2
 
 
