@@ -13,8 +13,8 @@ This page is for users of the command `dljob`. It lists every command with its a
 `'./operator[operator]'` adds what the commands need that reach a cluster, `'./operator[suggest]'` what `suggest`
 needs. The installation contains the kubectl plug-in: `kubectl dljob` has the same commands and options.
 
-`plan`, `run`, `top`, `logs` and `report` use the current context of the kubeconfig (`KUBECONFIG`, or
-`~/.kube/config`). `suggest`, `serve` and `plan --cluster` need no cluster.
+Commands that reach a cluster use the current context of the kubeconfig (`KUBECONFIG`, or `~/.kube/config`).
+`suggest`, `serve`, `plan --cluster` and `probe --local` need no cluster.
 
 | Exit code | Meaning |
 |---|---|

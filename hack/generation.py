@@ -128,7 +128,7 @@ def reference() -> str:
             schema = root["properties"][part]
             lines += ["", f"### {kind} {part}", ""]
             rules = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", ())]
-            lines += ["Rules:", *rules, ""] if rules else []
+            lines += ["Rules:", *dict.fromkeys(rules), ""] if rules else []
             lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *_rows(schema, part)]
             lines += _changes() if (kind, part) == ("DLJob", "spec") else []
         lines.append("")

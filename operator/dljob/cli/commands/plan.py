@@ -42,8 +42,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "--defaults",
         metavar="FILE",
-        help="values of the Helm chart (helm get values dljob -o yaml), whose jobDefaults fill the fields that a job "
-        "leaves unset. Without this option: those of the operator in the current cluster; with --cluster: none",
+        help="values of the Helm chart (helm get values dljob -n dljob-system -o yaml), whose jobDefaults fill the "
+        "fields that a job leaves unset. Without this option: those of the operator in the current cluster; with "
+        "--cluster: none",
     )
     command.add_argument(
         "--compare",
