@@ -66,7 +66,7 @@ class CheckpointVolume(ApiModel):
     size: Annotated[Bytes, Field(description="Size of the claim that dljob creates, such as 10Gi.")] = "1Gi"
     reclaim_policy: Annotated[
         ReclaimPolicy,
-        Field(description="Whether deleting the job deletes the claim that dljob created (Delete) or not (Retain)."),
+        Field(description="Delete: deleting the job deletes the claim that dljob created. Retain: the claim stays."),
     ] = ReclaimPolicy.RETAIN
 
 
@@ -113,9 +113,7 @@ class Checkpoint(ApiModel):
         ),
     )
 
-    enabled: Annotated[
-        bool, Field(description="Whether to write checkpoints. Without them the job needs no volume.")
-    ] = True
+    enabled: Annotated[bool, Field(description="true: write checkpoints. false: the job needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Volume of the checkpoints.")] = CheckpointVolume()
     uri: Annotated[
         str | None,

@@ -102,9 +102,7 @@ class DLJobSpec(ApiModel):
     objective: Annotated[Objective, Field(description="Quantity that the plan minimizes, and the deadline.")] = (
         Objective()
     )
-    planning: Annotated[Planning, Field(description="Whether the operator plans the job or runs a given plan.")] = (
-        Planning()
-    )
+    planning: Annotated[Planning, Field(description="Mode of planning, and the plan for mode Fixed.")] = Planning()
     collective: Annotated[
         Collective,
         Field(
