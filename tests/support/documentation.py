@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "charts/dljob/README.md", "examples/programs/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "charts/dljob/README.md", "examples/programs/README.md")
+    ),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "design"),
 ]
 """The pages that describe the present version. Design notes describe the version of their date."""
@@ -42,8 +45,8 @@ def inline() -> tuple[Code, ...]:
     """Return the code in sentences, with line breaks as spaces."""
     return tuple(
         Code(_place(path, text, found.start()), "inline", " ".join(found[1].split()))
-        for path, text in _texts()
-        for found in _INLINE.finditer(_FENCED.sub(lambda each: "\n" * each[0].count("\n"), text))
+        for path, text in _texts(code=False)
+        for found in _INLINE.finditer(text)
     )
 
 
@@ -51,8 +54,9 @@ def commands() -> Iterator[tuple[Code, list[str]]]:
     """Yield the words of each command in blocks and in sentences, with the code that has it. Pipes separate commands."""
     for code in (*blocks(), *inline()):
         if code.language in ("", "console", "inline"):
-            for line in re.sub(r"\\\n\s*", "", code.text).splitlines():
-                yield from ((code, words) for words in _commands(line.removeprefix("$ ")))
+            lines = re.sub(r"\\\n\s*", "", code.text).splitlines()
+            prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+            yield from ((code, words) for line in prompted or lines for words in _commands(line))
 
 
 def _commands(line: str) -> Iterator[list[str]]:
@@ -72,9 +76,13 @@ def _commands(line: str) -> Iterator[list[str]]:
             command.append(word)
 
 
-def _texts() -> Iterator[tuple[Path, str]]:
-    return ((path, path.read_text(encoding="utf-8")) for path in GUIDES)
+def _texts(*, code: bool = True) -> Iterator[tuple[Path, str]]:
+    """Yield each page with its text. Without ``code``, its blocks are empty lines, so that line numbers stay."""
+    for path in GUIDES:
+        text = path.read_text(encoding="utf-8")
+        yield path, text if code else _FENCED.sub(lambda each: "\n" * each[0].count("\n"), text)
 
 
 def _place(path: Path, text: str, at: int) -> str:
-    return f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, at) + 1}"
+    line = text[:at].count("\n") + 1
+    return f"{path.relative_to(ROOT)}:{line}"

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from dlcontract import reasons
@@ -40,6 +41,7 @@ def _of_contract(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "reasons"
 
 
+@cache
 def in_code() -> set[str]:
     named = {each.value for each in (*Stage, *Edit)}
     return named.union(*(reasons_in(path.read_text()) for path in SOURCES))
