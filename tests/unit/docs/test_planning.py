@@ -13,17 +13,40 @@ from typing import Any
 import pytest
 import yaml
 
+from dljob.api import DLJobSpec
 from dljob.cli import main
+from dljob.job.identity import profile_key
 
 ROOT = Path(__file__).resolve().parents[3]
 PLANNING = ROOT / "docs/explanation/planning.md"
 README = ROOT / "README.md"
 FIRST_JOB = ROOT / "docs/tutorials/first-job.md"
+TORCHRUN = ROOT / "docs/how-to/torchrun.md"
 PLAIN = {"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]}
 NOISE_PROFILE = {
     "kind": "DLProfile",
     "spec": {"model": "digits-cnn", "device": "cpu"},
     "status": {"noiseScale": {"data": "digits", "samples": 2400, "steps": 1350, "runs": 3}},
+}
+SCRIPT = DLJobSpec.model_validate(yaml.safe_load((ROOT / "examples/torchrun-minimal.yaml").read_text("utf-8"))["spec"])
+OBSERVED_PROFILE = {
+    "kind": "DLProfile",
+    "spec": {"model": profile_key(SCRIPT), "device": "cpu"},
+    "status": {
+        "structure": {
+            "parameters": 1474,
+            "flopsPerSample": 8450,
+            "sampleBytes": 256,
+            "batch": 32,
+            "optimizerSlots": 1,
+            "work": [{"kind": "product", "count": 2, "forwardFlopsPerSample": 2816, "movedBytesPerSample": 1000}],
+            "nodes": 2,
+            "ranksPerNode": 1,
+            "cores": 1,
+            "stepSeconds": 0.02,
+            "steps": 640,
+        }
+    },
 }
 
 
@@ -56,6 +79,7 @@ SHOWN: dict[str, tuple[Path, Any, Any, Any, str, str]] = {
     "parts of the model": (PLANNING, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
     "power limits": (PLANNING, GPU_JOB, GPU, None, "Power limits: ", "\nScaling"),
     "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
+    "observed script": (TORCHRUN, "torchrun-minimal", PLAIN, OBSERVED_PROFILE, "torchrun-minimal: ", "\nFields that"),
     "first job": (FIRST_JOB, "digits", PLAIN, None, "digits: ", "\nRuled out"),
 }
 
