@@ -303,6 +303,7 @@ class CheckpointManager:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
             if self.sharded and self._writer is not None:
                 self._writer.wait()  # ranks have the previous checkpoint complete at different times
+                kept = kept if self.process_group.rank == 0 else None
             # A checkpoint that is still being written occupies the staging memory.
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
             staging = self._staging if free else None

@@ -191,7 +191,9 @@ class Saving:
         Rank 0 writes to the volume. Raise OSError if this failed.
         """
         if self._team.plan.checkpoint.enabled:
-            nbytes = 4 * self._team.parallel.gradient_nbytes  # parameters, and up to three values per parameter
+            parallel = self._team.parallel
+            nbytes = 4 * parallel.gradient_nbytes  # parameters, and up to three values per parameter
+            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole model
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()

@@ -20,23 +20,35 @@ from dltrain.protocol.volume_layout import step_name
 
 
 def shared_by_all(directory: Path, process_group: ProcessGroup) -> bool:
-    """Return True if all ranks see the files that rank 0 writes to ``directory``. All ranks must call it.
+    """Return True if all ranks can write to ``directory``, and see the files there that rank 0 writes, and it theirs.
 
-    Raise PeerLostError if a rank is lost.
+    All ranks must call it. Raise PeerLostError if a rank is lost.
     """
-    name = f".shared-{secrets.token_hex(8)}"
-    if process_group.rank == 0:
-        with suppress(OSError):
-            (directory / name).write_bytes(b"")
-    name = process_group.broadcast(name.encode()).decode()
+    rank, size = process_group.rank, process_group.size
+    token = process_group.broadcast(secrets.token_hex(8).encode()).decode()
+    files = [directory / f".shared-{token}.{each}" for each in range(size)]
+
+    def written(after: int | None) -> bool:
+        """Write this rank's file if that of rank ``after`` exists. Return True if it is written."""
+        try:
+            if after is None or files[after].exists():
+                files[rank].write_bytes(b"")
+                return True
+        except OSError:
+            pass
+        return False
+
+    wrote = rank == 0 and written(None)
+    process_group.sum([0.0])
+    wrote = wrote or (rank > 0 and written(0))
+    wrote = process_group.sum([float(wrote)])[0] == size
     try:
-        seen = (directory / name).exists()
+        seen = rank != 0 or all(file.exists() for file in files)
     except OSError:
         seen = False
-    shared = process_group.sum([float(seen)])[0] == process_group.size
-    if process_group.rank == 0:
-        with suppress(OSError):
-            (directory / name).unlink(missing_ok=True)
+    shared = wrote and process_group.sum([float(seen)])[0] == size
+    with suppress(OSError):
+        files[rank].unlink(missing_ok=True)
     return shared
 
 

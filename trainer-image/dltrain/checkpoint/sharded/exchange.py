@@ -95,7 +95,7 @@ class _SavePlanner(SavePlanner):
             for name, tensor in tensors.items()
         }
 
-    def set_up_planner(self, *arguments: Any, **options: Any) -> None:
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         pass
 
     def create_local_plan(self) -> SavePlan:
