@@ -47,8 +47,8 @@ def join(folder: Path, manifest: Mapping[str, Any]) -> None:
                     _copy(*places[file][name], target)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInputError(
-            f"manifest.json: found parts that do not fit the files ({type(error).__name__}: {error}); expected those of "
-            "a sharded checkpoint. Copy an earlier checkpoint with --all"
+            f"manifest.json: found parts that do not fit the files ({type(error).__name__}: {error}); expected those "
+            "of a sharded checkpoint. Copy an earlier checkpoint with --all"
         ) from None
     for path in paths.values():
         path.unlink()
@@ -74,9 +74,7 @@ def _places(path: Path) -> dict[str, _Found]:
     }
 
 
-def _item_nbytes(
-    places: Mapping[str, Mapping[str, _Found]], row: tuple[str, list[int], list[str]], name: str
-) -> int:
+def _item_nbytes(places: Mapping[str, Mapping[str, _Found]], row: tuple[str, list[int], list[str]], name: str) -> int:
     """Return the bytes of an element, by which the tensors of a file are sorted, so that all are aligned."""
     _, shape, files = row
     nbytes, count = sum(places[file][name][2] for file in files), prod(shape)

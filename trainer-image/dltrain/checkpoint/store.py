@@ -254,12 +254,13 @@ class Checkpoints:
         files = files | {STATE: Written(len(state), hashlib.sha256(state).hexdigest())}
         if snapshot.kept:
             files[USER_OBJECTS] = tensor_file.write(temporary / USER_OBJECTS, snapshot.kept)
-        content = {
+        content: dict[str, Any] = {
             "identity": self.identity,
             "step": snapshot.step,
             "unix_s": time.time(),
             "files": {name: asdict(written) for name, written in files.items()},
-        } | fields
+            **fields,
+        }
         manifest = json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)

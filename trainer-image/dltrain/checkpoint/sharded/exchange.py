@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -33,7 +33,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.state_dict_loader import load as load_all
+from torch.distributed.checkpoint.state_dict_saver import save as save_all
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.parts import Chunk, PartsFile, ShardedTensor, Table, check, part_name, row_count
@@ -57,7 +59,7 @@ class _Place:
     written: Written
 
 
-def _raise(error: checkpoint.CheckpointException) -> NoReturn:
+def _raise(error: CheckpointException) -> NoReturn:
     """Raise the error of the lowest rank that failed, without the stack of torch.distributed.checkpoint."""
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, OSError) and cause.errno is not None:
@@ -118,7 +120,7 @@ class _SavePlanner(SavePlanner):
         return self._tensors[write_item.index.fqn]
 
 
-class _Writer(checkpoint.StorageWriter):
+class _Writer(StorageWriter):
     """Write a rank's parts to the folder that rank 0 has created, and commit the checkpoint on rank 0."""
 
     def __init__(self, rank: int, create: Callable[[], Path], commit: Commit) -> None:
@@ -189,13 +191,13 @@ def save(snapshot: Snapshot, group: Any, create: Callable[[], Path], commit: Com
     """
     rank = torch.distributed.get_rank(group)
     try:
-        checkpoint.save(
+        save_all(
             {},
             storage_writer=_Writer(rank, create, commit),
             planner=_SavePlanner(snapshot, rank),
             process_group=group,
         )
-    except checkpoint.CheckpointException as error:
+    except CheckpointException as error:
         _raise(error)
     except RuntimeError as error:
         raise interpret(error) from None
@@ -242,7 +244,7 @@ class _LoadPlanner(LoadPlanner):
         pass
 
 
-class _Reader(checkpoint.StorageReader):
+class _Reader(StorageReader):
     """Read rows of tensors from the parts of a checkpoint whose hashes were verified."""
 
     def __init__(self, folder: Path, table: Table) -> None:
@@ -311,8 +313,8 @@ def load(folder: Path, table: Table, target: PartTarget, group: Any) -> dict[int
         entries.setdefault(int(index), {})[key] = value
         targets[_key(OPTIMIZER, name)] = rows, begin
     try:
-        checkpoint.load({}, storage_reader=_Reader(folder, table), planner=_LoadPlanner(targets), process_group=group)
-    except checkpoint.CheckpointException as error:
+        load_all({}, storage_reader=_Reader(folder, table), planner=_LoadPlanner(targets), process_group=group)
+    except CheckpointException as error:
         try:
             _raise(error)
         except OSError as unreadable:

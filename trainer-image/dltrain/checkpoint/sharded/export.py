@@ -1,7 +1,7 @@
 """Write the whole model of a sharded checkpoint to one file: ``python -m dltrain.checkpoint.sharded.export STEP FILE``.
 
-``STEP`` is the folder of a checkpoint, such as step-0000000300, and ``FILE`` a new safetensors file. The last checkpoint
-of a training has the file already. This command is for the others, such as those of a run that was interrupted.
+``STEP`` is the folder of a checkpoint, such as step-0000000300, and ``FILE`` a new safetensors file. The last
+checkpoint of a training has the file already. This command is for the others, such as those of a run that was interrupted.
 """
 
 import json
@@ -28,8 +28,8 @@ def export(folder: Path, path: Path) -> None:
         for name in sorted(names):
             if (found := tensor_file.sha256(folder / name)) != claims[name]:
                 raise ValueError(
-                    f"{folder / name}: found SHA-256 {found}; expected {claims[name]}, as in {MANIFEST}. Use an earlier "
-                    "checkpoint"
+                    f"{folder / name}: found SHA-256 {found}; expected {claims[name]}, as in {MANIFEST}. Use an "
+                    "earlier checkpoint"
                 )
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -43,7 +43,9 @@ def export(folder: Path, path: Path) -> None:
 
 def main() -> None:
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m dltrain.checkpoint.sharded.export STEP FILE, such as step-0000000300 model.safetensors")
+        sys.exit(
+            "usage: python -m dltrain.checkpoint.sharded.export STEP FILE, such as step-0000000300 model.safetensors"
+        )
     try:
         export(Path(sys.argv[1]), Path(sys.argv[2]))
     except (ValueError, OSError) as error:

@@ -37,7 +37,9 @@ Write = Callable[[Path, Mapping[str, Tensor]], Written]
 def network() -> nn.Module:
     """Return a network with tensors that have fewer rows than ranks, and a buffer."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 33), nn.Linear(33, 2), nn.Linear(2, 1), nn.Linear(1, 4))
+    net = nn.Sequential(
+        nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 33), nn.Linear(33, 2), nn.Linear(2, 1), nn.Linear(1, 4)
+    )
     net.register_buffer("seen", torch.zeros(3))
     return net.double()
 
