@@ -1,7 +1,8 @@
 """Write the whole model of a sharded checkpoint to one file: ``python -m dltrain.checkpoint.sharded.export STEP FILE``.
 
 ``STEP`` is the folder of a checkpoint, such as step-0000000300, and ``FILE`` a new safetensors file. The last
-checkpoint of a training has the file already. This command is for the others, such as those of a run that was interrupted.
+checkpoint of a training has the file already. This command is for the others, such as those of a run that was
+interrupted.
 """
 
 import json
