@@ -161,7 +161,7 @@ def check_memory(group: ProcessGroup, folder: Path) -> None:
     """A checkpoint needs memory for a copy of the rank's part, and for one tensor of the model."""
     net = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
     trainer, began = started(group, folder, net, 2), 0
-    save = trainer.checkpoint_manager.save
+    save = trainer._saving.save
 
     def measured(*arguments: Any, **options: Any) -> None:
         nonlocal began
@@ -169,7 +169,7 @@ def check_memory(group: ProcessGroup, folder: Path) -> None:
         began = memory("VmRSS")
         save(*arguments, **options)
 
-    trainer.checkpoint_manager.save = measured  # type: ignore[method-assign]
+    trainer._saving.save = measured  # type: ignore[method-assign]
     for (x,) in trainer.steps(trainer.loader((torch.ones(24, WIDE),))):
         trainer.optimizer.zero_grad()
         trainer.model(x).square().mean().backward()
