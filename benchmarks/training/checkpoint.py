@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dltrain.checkpoint.background import Writer
 from dltrain.checkpoint.state import Staging, capture
 from dltrain.checkpoint.store import Checkpoints, identity
-from dltrain.checkpoint.writer import Writer
 
 MAX_STALL_FRACTION = 0.02
 WIDTH = 1024

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlcontract import CHECKPOINT_DIR
-from dljob.client import reader_pod
+from dljob.client import model_parts, reader_pod
 from dljob.client.errors import BadInputError
 from dljob.client.pod_exec import ExecError, output
 from dljob.job.task.suggestion import FILES
@@ -233,7 +233,8 @@ async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
             names = await unpacking
         except tarfile.TarError as error:
             raise ExecError(f"the archive is damaged: {error}. Try again") from None
-        _check_sums(temporary)
+        if _check_sums(temporary):
+            names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {model_parts.MODEL})
         temporary.chmod(0o755)
         temporary.replace(folder)
         return names
@@ -264,17 +265,23 @@ def _unpack(reading: int, folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _check_sums(folder: Path) -> None:
-    """Raise BadInputError if a file differs from its checksum in ``manifest.json``, if there is one."""
+def _check_sums(folder: Path) -> bool:
+    """Raise BadInputError if a file differs from its checksum in ``manifest.json``, if there is one.
+
+    If the checkpoint has the model in parts only, join the parts to one file, and return True.
+    """
     if not (folder / MANIFEST).is_file():
-        return
+        return False
     try:
-        sums = json.loads((folder / MANIFEST).read_bytes()).get("files") or {}
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        sums = manifest.get("files") or {}
     except (ValueError, AttributeError):
-        sums = {}
+        manifest, sums = {}, {}
+    in_parts = model_parts.MODEL not in sums and any(str(name).startswith(model_parts.PART) for name in sums)
+    not_sent = (model_parts.OPTIMIZER_PART,) if in_parts else (model_parts.OPTIMIZER_PART, model_parts.PART)
     for name, claim in sums.items():
         path, expected = folder / str(name), claim.get("sha256") if isinstance(claim, dict) else None
-        if not path.is_file() and name not in reader_pod.LEFT_OUT:
+        if not path.is_file() and name not in reader_pod.LEFT_OUT and not str(name).startswith(not_sent):
             raise ExecError(f"{name} has not arrived. Try again")
         if path.is_file() and expected:
             with path.open("rb") as file:
@@ -284,6 +291,9 @@ def _check_sums(folder: Path) -> None:
                     f"{name}: found SHA-256 {found}; expected {expected}, as in {MANIFEST}. The file is damaged on the "
                     "volume, or was changed while it was copied. Try again, or copy an earlier checkpoint with --all"
                 )
+    if in_parts:
+        model_parts.join(folder, manifest)
+    return in_parts
 
 
 def _check_folder(folder: Path) -> None:

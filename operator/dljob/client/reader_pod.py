@@ -26,8 +26,10 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
     if whole:
         tar.add(folder, arcname="")
         sys.exit()
-    for name in sorted(os.listdir(folder)):
-        if os.path.isfile(os.path.join(folder, name)) and name not in sys.argv[3:]:
+    found = sorted(os.listdir(folder))
+    parts = ("optimizer-part-", "model-part-") if "model.safetensors" in found else ("optimizer-part-",)
+    for name in found:
+        if os.path.isfile(os.path.join(folder, name)) and name not in sys.argv[3:] and not name.startswith(parts):
             tar.add(os.path.join(folder, name), arcname=name)
     for name in ("model.json", "predict.py", "report.json", "report.html"):
         if os.path.isfile(os.path.join(beside, name)):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dlcontract import reasons
+from dltrain.checkpoint.background import Writer
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, Checkpoints, Snapshot
-from dltrain.checkpoint.writer import Writer
 from dltrain.data.files import read_arrays
 from dltrain.data.tokens import read_tokens
 from dltrain.host import volume_access

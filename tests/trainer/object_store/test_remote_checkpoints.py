@@ -9,10 +9,10 @@ import torch
 
 from dlcontract import CheckpointRef, reasons
 from dltrain.checkpoint import remote_store
+from dltrain.checkpoint.background import Writer
 from dltrain.checkpoint.job_files import JobFiles
 from dltrain.checkpoint.remote_store import RemoteCheckpoints
 from dltrain.checkpoint.store import Snapshot
-from dltrain.checkpoint.writer import Writer
 from dltrain.object_store import client
 from dltrain.object_store.client import ObjectStore
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError, failure

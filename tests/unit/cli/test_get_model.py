@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
+from safetensors.numpy import load_file, save
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.cli import entry, remote
@@ -332,6 +334,61 @@ def test_file_that_has_not_arrived_is_noticed(
     (cluster.volume / f"digits-{UID}/step-0000000300/model.safetensors").unlink()
     assert get(tmp_path / "model") == 2 and not (tmp_path / "model").exists()
     assert "model.safetensors has not arrived" in capsys.readouterr().err
+
+
+def write_parts(folder: Path, *, whole: bool) -> dict[str, Any]:
+    """Write a sharded checkpoint of two ranks, with the whole model in one file if ``whole`` is true."""
+    model = {"w": np.arange(15, dtype=np.float32).reshape(5, 3), "n": np.array(7), "none": np.empty((0, 2), np.float16)}
+    parts = [{"w": model["w"][:3], "n": model["n"], "none": model["none"]}, {"w": model["w"][3:]}]
+    files = {f"model-part-0000{rank}.safetensors": save(own) for rank, own in enumerate(parts)}
+    a, b = files
+    rows: dict[str, Any] = {"w": ["F32", [5, 3], [[b, 3, 2], [a, 0, 3]]], "n": ["I64", [], [[a, 0, 1]]]}
+    rows["none"] = ["F16", [0, 2], [[a, 0, 0]]]
+    files |= {f"optimizer-part-0000{rank}.safetensors": b"o" for rank in range(2)} | {"state.json": b"{}"}
+    files |= {"model.safetensors": save(model)} if whole else {}
+    for path in folder.iterdir():
+        path.unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sums = {name: {"sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}
+    (folder / "manifest.json").write_text(json.dumps({"files": sums, "parts": {"model.safetensors": rows}}))
+    return model
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_model_of_a_sharded_checkpoint_is_one_file(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: bool
+) -> None:
+    model = write_parts(cluster.volume / f"digits-{UID}/step-0000000300", whole=whole)
+    assert get(tmp_path / "model") == 0
+    expected = ["manifest.json", "model.json", "model.safetensors", "predict.py", "report.html", "report.json"]
+    assert names(tmp_path / "model") == expected
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "model" / name) for name in expected]
+    found = load_file(tmp_path / "model/model.safetensors")
+    assert found.keys() == model.keys()
+    assert all(found[key].dtype == part.dtype and np.array_equal(found[key], part) for key, part in model.items())
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "manifest", "repeated"])
+def test_damaged_parts_are_rejected(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    folder = cluster.volume / f"digits-{UID}/step-0000000300"
+    write_parts(folder, whole=False)
+    part, path = folder / "model-part-00001.safetensors", folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if damage == "missing":
+        part.unlink()
+    elif damage == "changed":
+        part.write_bytes(b"damaged")
+    elif damage == "manifest":
+        manifest["parts"]["model.safetensors"]["w"][1] = [7, 3]
+    else:
+        manifest["parts"]["model.safetensors"]["w"][2] *= 2
+    path.write_text(json.dumps(manifest))
+    assert get(tmp_path / "model") == 2 and not (tmp_path / "model").exists()
+    told = {"missing": f"{part.name} has not arrived", "changed": f"{part.name}: found SHA-256"}
+    assert told.get(damage, "manifest.json: found parts that do not fit the files") in capsys.readouterr().err
 
 
 def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint import parts, tensor_file
+from dltrain.checkpoint.parts import Table
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import content
 from dltrain.comm.process_group import ProcessGroup
@@ -196,18 +198,46 @@ class Target(Protocol):
         """Load an optimizer's ``state_dict()`` whose tensors are the parts that ``optimizer_part`` has returned."""
 
 
+class PartTarget(Protocol):
+    """The model and the optimizer of this rank if it has rows of their tensors, for a sharded checkpoint."""
+
+    def group(self) -> Any:
+        """Return a new process group of torch for checkpoints. All ranks must call it."""
+
+    def weight_part(self, name: str) -> tuple[Tensor, int]:
+        """Return (this rank's rows of the model's tensor ``name``, index of the first one). They are read in place."""
+
+    def optimizer_space(
+        self, index: int, key: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        """Return new memory for this rank's part of the optimizer's state ``key`` of parameter ``index``.
+
+        ``dtype``, ``shape``: those of the whole tensor. Return (the tensor for the optimizer's ``state_dict()``, the
+        rows of this rank, which share its memory, index of the first one).
+        """
+
+
+ReadParts = Callable[[Path, Table], dict[int, dict[str, Any]]]
+"""Read this rank's parts of a sharded checkpoint, given its folder and table, into the model. All ranks must call it.
+
+It returns the optimizer's state by index of the parameter and name, as in a ``state_dict()``."""
+
+
 def load_together(
     stored: Stored | None,
     process_group: ProcessGroup,
     holder: int,
     target: Target,
     check: Callable[[dict[str, Any]], None],
+    read_parts: ReadParts | None = None,
 ) -> Snapshot | None:
     """Load the checkpoint of rank ``holder`` into ``target`` on all ranks, one tensor at a time.
 
     ``stored``: the opened checkpoint on the holder, None on other ranks. ``check``: a function that raises an error if
-    the checkpoint's JSON does not fit this job. A rank needs memory for one tensor besides the training state. Return
-    the snapshot without the tensors of model and optimizer, or None if the holder has no checkpoint.
+    the checkpoint's JSON does not fit this job. A rank needs memory for one tensor besides the training state.
+    ``read_parts``: if the checkpoint is sharded, this function reads the rank's parts of it. None: the holder reads
+    whole tensors and broadcasts them, in this case, too. Return the snapshot without the tensors of model and
+    optimizer, or None if the holder has no checkpoint.
 
     Raise PeerLostError if a rank is lost. On the holder, raise CheckpointVolumeError if the checkpoint cannot be read.
     """
@@ -217,7 +247,9 @@ def load_together(
             name: [[entry, tensor_file.NAMES[dtype], shape] for entry, (dtype, shape) in file.entries.items()]
             for name, file in stored.files.items()
         }
-        header = json.dumps({"step": stored.step, "state": stored.state, "files": files}).encode()
+        found = {"step": stored.step, "state": stored.state, "files": files, "folder": str(stored.folder)}
+        table = parts.to_json(stored.table) if stored.table is not None and read_parts is not None else None
+        header = json.dumps(found | {"parts": table}).encode()
     described = json.loads(process_group.broadcast(header, holder))
     if described is None:
         return None
@@ -238,13 +270,16 @@ def load_together(
     check(state)
     saved = state["optimizer"]
     target.check(saved["groups"])
-    for name, whole in tensors(MODEL):
-        target.load_weight(name, whole)
     entries: dict[int, dict[str, Any]] = {}
-    for name, whole in tensors(OPTIMIZER):
-        index, _, key = name.partition(".")
-        if (part := target.optimizer_part(int(index), key, whole)) is not None:
-            entries.setdefault(int(index), {})[key] = part
+    if read_parts is not None and described["parts"] is not None:
+        entries = read_parts(Path(described["folder"]), parts.parse(described["parts"]))
+    else:
+        for name, whole in tensors(MODEL):
+            target.load_weight(name, whole)
+        for name, whole in tensors(OPTIMIZER):
+            index, _, key = name.partition(".")
+            if (part := target.optimizer_part(int(index), key, whole)) is not None:
+                entries.setdefault(int(index), {})[key] = part
     for number, scalars in saved["scalars"].items():
         entries.setdefault(int(number), {}).update(scalars)
     target.load_optimizer({"state": entries, "param_groups": saved["groups"]})

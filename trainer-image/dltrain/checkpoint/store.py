@@ -2,7 +2,8 @@
 
 A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``,
 which holds the hashes of the other files and a hash that identifies the model. ``kept.safetensors`` holds the tensors
-of the objects that the script passes to ``t.keep``. A checkpoint is written under a temporary name, synced, then
+of the objects that the script passes to ``t.keep``. In a sharded checkpoint (``SHARDED_FORMAT``), the parts of all
+ranks (``parts``) stand in for the first two files. A checkpoint is written under a temporary name, synced, then
 renamed, so that a crash at any time leaves the previous checkpoint intact. Only the newest ``keep`` checkpoints remain.
 Reading uses the newest checkpoint with valid hashes. No file is a pickle.
 
@@ -25,17 +26,25 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint import parts, tensor_file
+from dltrain.checkpoint.parts import PartsFile, Table
+from dltrain.checkpoint.tensor_file import TensorFile, Written
 from dltrain.host.volume_access import PAUSES_S, is_input_error, is_transient, retry
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
 from dltrain.protocol.volume_layout import TERM, step_name, term_in
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 USER_OBJECTS = "kept.safetensors"
 _FIELD = "spec.checkpoint.volume"
+
+
+Extents = Mapping[str, tuple[int, tuple[int, ...]]]
+"""The rows of each tensor that a rank has: index of the first one, and shape of the whole tensor.
+
+By file and name of the tensor (``model.safetensors/NAME``). Tensors without an entry are whole."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,10 @@ class Snapshot:
     state: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     """Tensors of objects that the script keeps in addition to model and optimizer."""
+    extents: Extents = field(default_factory=dict)
+    """The rows of each tensor that this rank has, if the checkpoint is sharded."""
+    export: bool = False
+    """Of a sharded checkpoint: True to write the whole model to one file in addition."""
 
 
 def identity(name: str, model: Mapping[str, Tensor]) -> str:
@@ -63,18 +76,31 @@ class Stored:
     """A checkpoint whose hashes were verified. Its tensors are read one at a time, when they are needed."""
 
     def __init__(
-        self, folder: Path, state: bytes, names: Iterable[str], place: str | None = None, unix_s: float | None = None
+        self,
+        folder: Path,
+        state: bytes,
+        names: Iterable[str],
+        place: str | None = None,
+        unix_s: float | None = None,
+        table: Table | None = None,
     ) -> None:
         """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its file names. Raise OSError.
 
         ``place``: where users find the checkpoint, by default ``folder``. ``unix_s``: time at which it was written, by
-        default that of the folder.
+        default that of the folder. ``table``: the parts of a sharded checkpoint.
         """
         self.folder, self.place = folder, place if place is not None else str(folder)
         self.unix_s = unix_s if unix_s is not None else folder.stat().st_mtime
         self.state: dict[str, Any] = json.loads(state)
         self.step: int = self.state.pop("step")
-        self.files = {name: tensor_file.TensorFile(folder / name) for name in names if name != STATE}
+        self.table = table
+        self.files: dict[str, TensorFile | PartsFile] = (
+            {name: PartsFile(folder, tensors) for name, tensors in table.items()}
+            if table is not None
+            else {name: TensorFile(folder / name) for name in names if name in (MODEL, OPTIMIZER)}
+        )
+        if USER_OBJECTS in names:
+            self.files[USER_OBJECTS] = TensorFile(folder / USER_OBJECTS)
 
     def snapshot(self) -> Snapshot:
         """Read all tensors, and return the whole training state in memory. Raise OSError."""
@@ -206,35 +232,45 @@ class Checkpoints:
             raise
 
     def _save(self, snapshot: Snapshot, temporary: Path) -> tuple[Path, int]:
-        final = self.directory / step_name(snapshot.step)
         _remove(temporary)
         temporary.mkdir()
-        state = json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode()
-        _write(temporary / STATE, state)
         files = {
             MODEL: tensor_file.write(temporary / MODEL, snapshot.model),
             OPTIMIZER: tensor_file.write(temporary / OPTIMIZER, snapshot.optimizer),
-            STATE: tensor_file.Written(len(state), hashlib.sha256(state).hexdigest()),
         }
+        return self.commit(snapshot, temporary, files, {"format": FORMAT})
+
+    def commit(
+        self, snapshot: Snapshot, temporary: Path, files: dict[str, Written], fields: Mapping[str, Any]
+    ) -> tuple[Path, int]:
+        """Add the other files of a checkpoint to ``temporary``, and rename this folder. Return (its path, its size).
+
+        ``files``: the files with tensors of model and optimizer. ``fields``: fields of the manifest. Raise OSError, and
+        FencedError if another coordinator has taken over the job.
+        """
+        final = self.directory / step_name(snapshot.step)
+        state = json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode()
+        _write(temporary / STATE, state)
+        files = files | {STATE: Written(len(state), hashlib.sha256(state).hexdigest())}
         if snapshot.kept:
             files[USER_OBJECTS] = tensor_file.write(temporary / USER_OBJECTS, snapshot.kept)
-        content = {
-            "format": FORMAT,
+        content: dict[str, Any] = {
             "identity": self.identity,
             "step": snapshot.step,
             "unix_s": time.time(),
             "files": {name: asdict(written) for name, written in files.items()},
+            **fields,
         }
         manifest = json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
-        if final.exists():  # A checkpoint of this step that ``load`` has skipped.
+        if final.exists():  # A checkpoint of this step that ``load`` has skipped, or one without the whole model.
             stale = self.directory / f".{final.name}{_STALE}"
             _remove(stale)
             final.rename(stale)
         temporary.rename(final)
-        _sync(self.directory)
+        retry(lambda: _sync(self.directory), str(self.directory))
         self._corrupt.discard(snapshot.step)
         self._unreadable.discard(snapshot.step)
         with suppress(OSError):  # The checkpoint is complete. The next one removes what is left.
@@ -290,11 +326,9 @@ class Checkpoints:
             claimed = manifest.pop("sha256", None)
             if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
-            if manifest["format"] != FORMAT:
-                found = f"{folder} of format {manifest['format']}"
-                raise BadInputError(
-                    _FIELD, found, f"format {FORMAT}", "use the trainer image that wrote the checkpoint"
-                )
+            if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
+                found, expected = f"{folder} of format {manifest['format']}", f"format {FORMAT} or {SHARDED_FORMAT}"
+                raise BadInputError(_FIELD, found, expected, "use the trainer image that wrote the checkpoint")
             for name, claim in manifest["files"].items():
                 if read(name, tensor_file.sha256) != claim["sha256"]:
                     raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
@@ -302,7 +336,8 @@ class Checkpoints:
                 found = f"{folder}, a checkpoint of another model"
                 remedy = "use another checkpoint volume, or the model of this checkpoint"
                 raise BadInputError(_FIELD, found, "a checkpoint of this job's model", remedy)
-            return Stored(folder, read(STATE, Path.read_bytes), manifest["files"])
+            table = parts.parse(manifest["parts"]) if manifest["format"] == SHARDED_FORMAT else None
+            return Stored(folder, read(STATE, Path.read_bytes), manifest["files"], table=table)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise _CorruptError(f"found an invalid {MANIFEST} ({type(error).__name__}: {error})") from None
 

@@ -8,8 +8,9 @@ and releases the GIL for both.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -42,9 +43,14 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     The tensors must be contiguous and in main memory. Raise OSError, and ValueError for a dtype that the format does
     not support.
     """
+    return write_pieces(path, pieces(tensors))
+
+
+def write_pieces(path: Path, content: Iterable[bytes | memoryview]) -> Written:
+    """Write the pieces of a file durably to ``path``. Raise OSError."""
     digest, nbytes = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
-        for piece in pieces(tensors):
+        for piece in content:
             digest.update(piece)
             rest = memoryview(piece)
             nbytes += len(rest)
@@ -90,9 +96,23 @@ class TensorFile:
         """Return a tensor in new main memory. Raise OSError if the tensor cannot be read, even after retries."""
         dtype, shape = self.entries[name]
         tensor = torch.empty(shape, dtype=dtype)
-        if tensor.numel():
-            retry(lambda: self._fill(tensor, self._offsets[name]), str(self.path))
+        self.read_rows(tensor, name)
         return tensor
+
+    def read_rows(self, target: Tensor, name: str, first: int = 0) -> None:
+        """Read rows of a tensor into ``target``, from row ``first`` on. ``target`` is contiguous and in main memory.
+
+        Raise OSError if they cannot be read, even after retries, or if ``target`` does not fit the tensor.
+        """
+        dtype, shape = self.entries.get(name, (None, ()))
+        rows = target.shape[0] if target.dim() else 1
+        if target.dtype != dtype or target.shape[1:] != shape[1:] or first + rows > next(iter(shape), 1):
+            raise OSError(
+                f"{self.path}: found {'no tensor' if dtype is None else f'{dtype} {tuple(shape)}'} {name}; expected "
+                f"{target.dtype} {tuple(target.shape)} from row {first} on. The checkpoint is damaged"
+            )
+        if target.numel():
+            retry(lambda: self._fill(target, self._offsets[name] + first * target.nbytes // rows), str(self.path))
 
     def _fill(self, tensor: Tensor, offset: int) -> None:
         rest = content(tensor).data
@@ -113,27 +133,40 @@ def content(tensor: Tensor) -> NDArray[np.uint8]:
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file with ``tensors``, at most ``PIECE_NBYTES`` bytes of a tensor at a time.
 
-    The file's header comes first, then the tensors' bytes, sorted by decreasing element size so that all are aligned.
     The tensors must be contiguous and in main memory. Raise ValueError for a dtype that the format does not support.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return streamed(entries, tensors.__getitem__)
+
+
+def streamed(
+    entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensor: Callable[[str], Tensor]
+) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file, at most ``PIECE_NBYTES`` bytes of a tensor at a time.
+
+    ``entries``: name → (dtype, shape) of each tensor. ``tensor``: a function that returns a tensor, contiguous and in
+    main memory. It is called for one tensor after another.
+
+    The file's header comes first, then the tensors' bytes, sorted by decreasing element size so that all are aligned.
+    Raise ValueError for a dtype that the format does not support.
+    """
+    order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
     header: dict[str, object] = {}
     at = 0
     for name in order:
-        tensor = tensors[name]
-        if tensor.dtype not in NAMES:
+        dtype, shape = entries[name]
+        if dtype not in NAMES:
             raise ValueError(
-                f"checkpoint: found tensor {name} of {tensor.dtype}; expected one of {list(NAMES)}. Convert the "
+                f"checkpoint: found tensor {name} of {dtype}; expected one of {list(NAMES)}. Convert the "
                 "tensor to one of these dtypes"
             )
-        header[name] = {
-            "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes],
-        }  # fmt: skip
-        at += tensor.nbytes
+        end = at + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in order:
-        content = tensors[name].reshape(-1).view(torch.uint8).numpy().data
-        for begin in range(0, len(content), PIECE_NBYTES):
-            yield content[begin : begin + PIECE_NBYTES]
+        data = tensor(name).reshape(-1).view(torch.uint8).numpy().data
+        for begin in range(0, len(data), PIECE_NBYTES):
+            yield data[begin : begin + PIECE_NBYTES]

@@ -1,15 +1,15 @@
 """Save and restore the training state during a run.
 
-Data-parallel ranks have equal state, so only rank 0 writes it to the volume. A thread writes the state in the
-background: training pauses only while the state is copied in memory.
+Data-parallel ranks have equal state, so only rank 0 writes it to the volume. Ranks with a part of the state each write
+their part to a sharded checkpoint, if all of them see the volume. A thread (``background``) writes the state:
+training pauses only while the state is copied in memory.
 """
 
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from dlcontract import CheckpointMark, Plan
 from dltrain.checkpoint import memory_copy
+from dltrain.checkpoint.background import Writer
 from dltrain.checkpoint.interval import Interval
 from dltrain.checkpoint.memory_copy import NOTHING
-from dltrain.checkpoint.state import Staging, Target, capture, load_together
-from dltrain.checkpoint.store import Checkpoints, CheckpointStore, Snapshot, Stored, identity
+from dltrain.checkpoint.state import PartTarget, ReadParts, Staging, Target, capture, load_together
+from dltrain.checkpoint.store import Checkpoints, CheckpointStore, Extents, Snapshot, Stored, identity
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
-from dltrain.protocol.rank_messages import Checkpointed, CheckpointSkipped
+from dltrain.protocol.errors import BadInputError, CheckpointVolumeError
+from dltrain.protocol.rank_messages import CheckpointSkipped
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
@@ -32,8 +33,6 @@ SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
 RESTORED = "restored"
 """Name of the folder on the local disk for the files of a checkpoint from an object store, until they are loaded."""
-RECENT = 3
-"""Number of recent checkpoints from which the time that a checkpoint needs is estimated: as long as the slowest one."""
 
 
 def patience_s(nbytes: int) -> float:
@@ -56,112 +55,21 @@ def open_checkpoints(plan: Plan, identity: str) -> CheckpointStore:
     return RemoteCheckpoints(ObjectStore(checkpoint_place(plan)), identity, keep, folder / RESTORED, plan.term)
 
 
-def _writing_error(place: str, error: OSError) -> CheckpointError:
-    field = "spec.checkpoint.uri" if place.startswith("s3://") else "spec.checkpoint.volume"
-    return CheckpointError(place, error, field)
-
-
-class Writer:
-    """Write one checkpoint at a time in the background.
-
-    Report each durable checkpoint to ``reporter``, if there is one.
-    """
-
-    def __init__(
-        self,
-        checkpoints: CheckpointStore,
-        reporter: RankReporter | None,
-        on_cost: Callable[[float], float] | None = None,
-    ) -> None:
-        """Create the writer. ``reporter``: None to report no checkpoints.
-
-        ``on_cost``: a function that is called with the seconds of training time that a checkpoint cost, and returns the
-        seconds until the next checkpoint.
-        """
-        self.checkpoints = checkpoints
-        self._reporter, self._on_cost = reporter, on_cost
-        self._thread: threading.Thread | None = None
-        self._began_s = 0.0
-        self._durations_s: deque[float] = deque(maxlen=RECENT)
-        """Seconds from the pause of the training until the checkpoint was durable, of the most recent checkpoints."""
-        self._error: OSError | FencedError | ValueError | None = None
-        self.last: CheckpointMark | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def needed_s(self) -> float:
-        """Return the estimated seconds until a checkpoint that begins now is durable; 0 before the first checkpoint.
-
-        The estimate is the longest duration of the last ``RECENT`` checkpoints. If a checkpoint is being written, its
-        estimated remaining time is added.
-        """
-        longest_s = max(self._durations_s, default=0.0)
-        rest_s = max(0.0, longest_s - (time.perf_counter() - self._began_s)) if self.busy else 0.0
-        return longest_s + rest_s
-
-    def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
-        """Start to write ``snapshot`` in the background, after waiting for the previous checkpoint.
-
-        The tensors of ``snapshot`` must not change until ``wait`` returns. ``stall_s``: seconds that training has
-        paused for this checkpoint so far. If writing the previous checkpoint failed, raise its error (see ``wait``).
-        """
-        self.wait()
-        self._began_s = time.perf_counter()
-        self._thread = threading.Thread(target=self._write, args=(snapshot, stall_s), name="checkpoint")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is durable.
-
-        Raise OSError if writing failed, ValueError for unsupported dtypes, and FencedError if another coordinator has
-        taken over the job.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def _write(self, snapshot: Snapshot, stall_s: float) -> None:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        try:
-            path, nbytes = self.checkpoints.save(snapshot)
-        except (FencedError, ValueError) as error:
-            self._error = error
-            return
-        except OSError as error:
-            self._error = error if self._reporter is None else _writing_error(self.checkpoints.place, error)
-            return
-        duration_s = time.perf_counter() - began
-        self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path), duration_s=duration_s)
-        self._durations_s.append(stall_s + duration_s)
-        cost_s = stall_s + time.thread_time() - cpu_began  # Training loses this thread's CPU time.
-        next_s = self._on_cost(cost_s) if self._on_cost is not None else None
-        if self._reporter is not None:
-            self._reporter.send(
-                Checkpointed(
-                    rank=self._reporter.rank,
-                    mark=self.last,
-                    duration_s=duration_s,
-                    nbytes=nbytes,
-                    cost_s=cost_s,
-                    interval_s=next_s,
-                )
-            )
-
-
 class CheckpointManager:
-    """The checkpoints of a run. Rank 0 reads and writes checkpoints; the other ranks receive the state."""
+    """The checkpoints of a run. Rank 0 reads and writes checkpoints; the other ranks receive the state.
+
+    If checkpoints are sharded, every rank reads and writes its part.
+    """
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter) -> None:
         self.plan, self.process_group, self.reporter = plan, process_group, reporter
         self._writer: Writer | None = None
         self._begun: int | None = None
         """Step of the newest checkpoint, which may not be complete yet."""
+        self._exported = False
+        """True if the newest checkpoint is sharded and also has the whole model in one file."""
+        self.sharded = False
+        """True if every rank writes its part of the state. Set by ``resume``."""
         self._saved_at = time.monotonic()
         self._identity = ""
         self._memory: Writer | None = None
@@ -173,6 +81,8 @@ class CheckpointManager:
         self._staging = Staging()
         self._short_of = (0.0, inf)
         """Seconds that ``fits`` has compared last: what a checkpoint needs, and what is left until a rank is killed."""
+        self._export_fits = True
+        """False if ``fits`` has found too little time to write the whole model after the parts of all ranks."""
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -181,7 +91,7 @@ class CheckpointManager:
     @property
     def due(self) -> bool:
         """True if a checkpoint on the volume is due after this step. False on all ranks but rank 0."""
-        if self._writer is None or self._writer.busy:
+        if self._writer is None or self._writer.busy or (self.sharded and self.process_group.rank != 0):
             return False
         return time.monotonic() - self._saved_at >= self.interval_s
 
@@ -199,6 +109,8 @@ class CheckpointManager:
         """
         rows = self.process_group.gather([left_s, self._writer.needed_s if self._writer is not None else 0.0])
         self._short_of = max(needed_s for _, needed_s in rows), min(left_s for left_s, _ in rows)
+        # Rank 0 alone reads and writes the whole model, which takes at most as long as the parts of all ranks.
+        self._export_fits = (1 + 2 * len(rows)) * self._short_of[0] <= self._short_of[1]
         return self._short_of[0] <= self._short_of[1]
 
     def report_skipped(self, step: int) -> None:
@@ -236,15 +148,16 @@ class CheckpointManager:
         """True if this rank can copy the state to the memory of its pod. Ranks exchange this value in each step."""
         return self._memory is not None
 
-    def resume(self, shapes: Mapping[str, Tensor], target: Target) -> Snapshot | None:
+    def resume(self, shapes: Mapping[str, Tensor], target: Target, parts: PartTarget | None = None) -> Snapshot | None:
         """Restore the newest state, from a pod's memory or the volume, on every rank.
 
         Return None if no state is saved or checkpoints are disabled.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
         broadcasts it, so that all ranks start from the same state. Tensors of model and optimizer are passed to
-        ``target`` one at a time and are not in the returned snapshot. Raise BadInputError if the state does not fit
-        this job, and CheckpointVolumeError if the volume cannot be read.
+        ``target`` one at a time and are not in the returned snapshot. ``parts``: the same model and
+        optimizer if every rank has a part of them, so that checkpoints can be sharded. Raise BadInputError if the state
+        does not fit this job, and CheckpointVolumeError if the volume cannot be read.
         """
         if not self.plan.checkpoint.enabled:
             return None
@@ -259,13 +172,16 @@ class CheckpointManager:
             found = checkpoints.load() if self._may_hold_newer(checkpoints, max(steps)) else None
             if found is not None and found.step > max(steps):
                 holder, stored, place = 0, found, found.place
+        sharded = self._open_sharded(parts) if parts is not None and self.plan.checkpoint.on_volume else None
         holder = int(self.process_group.broadcast(str(holder).encode()))
         mine = stored if holder == self.process_group.rank else None
-        snapshot = load_together(mine, self.process_group, holder, target, self._check)
+        snapshot = load_together(mine, self.process_group, holder, target, self._check, sharded)
         if self._writer is not None:
             self._writer.checkpoints.release()
         if snapshot is None:
             return None
+        if self.sharded:
+            self._begun = snapshot.step
         if place is not None and stored is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=stored.unix_s, path=place)
             self._begun = snapshot.step
@@ -305,6 +221,30 @@ class CheckpointManager:
         self._writer = Writer(checkpoints, self.reporter, self._add_cost)
         return checkpoints
 
+    def _open_sharded(self, parts: PartTarget) -> ReadParts | None:
+        """Let every rank write its part of a checkpoint, if all ranks see the volume. All ranks must call it.
+
+        Return a function that reads the parts of a checkpoint into ``parts``. If a rank does not see the volume, return
+        None, and let rank 0 write whole checkpoints.
+        """
+        from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints, shared_by_all  # takes time
+
+        directory, rank = job_directory(self.plan), self.process_group.rank
+        if not shared_by_all(directory, self.process_group):
+            if rank == 0:
+                print(  # noqa: T201
+                    f"dltrain: {directory}: found ranks that do not see the files of rank 0; expected a volume that "
+                    "all ranks share. Rank 0 gathers the whole state for each checkpoint",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return None
+        self.sharded, own = True, self._writer.checkpoints if self._writer is not None else None
+        checkpoints = ShardedCheckpoints(directory, own, parts.group())
+        on_cost = self._add_cost if rank == 0 else None
+        self._writer = Writer(checkpoints, self.reporter, on_cost, reports=rank == 0)
+        return lambda folder, table: checkpoints.read(folder, table, parts)
+
     def take_over(self) -> None:
         """Make this rank the writer of checkpoints if it has become rank 0 after a loss of ranks.
 
@@ -335,30 +275,41 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
         copied: bool = False,
+        extents: Extents | None = None,
+        export: bool = False,
     ) -> None:
         """Start to save the state after ``step`` steps to the volume and to the pods' memory, in the background.
 
         All ranks must call this method. It does not write a checkpoint of the same step to the volume twice, and makes
         no copy in memory while the previous copy is in progress. ``kept``: tensors of the objects that the script has
         passed to ``t.keep``. ``durable``: False to copy the state to the pods' memory only. ``gathered_s``: seconds
-        that were spent on comparing and gathering the state of all ranks. ``copied``: see ``capture``. Raise OSError if
-        writing the previous checkpoint failed.
+        that were spent on comparing and gathering the state of all ranks. ``copied``: see ``capture``. ``extents``: the
+        rows of each tensor that this rank has, if checkpoints are sharded. ``export``: True to also write the whole
+        model to one file in this case, if there is time for it. Raise OSError if writing the previous checkpoint
+        failed.
         """
         writers = []
         if durable:
             self._saved_at = time.monotonic()
-            if self._writer is not None and step != self._begun:
-                self._begun = step
+            exports = export and self.sharded and self._export_fits
+            fresh = step != self._begun or (exports and not self._exported)
+            if self._writer is not None and fresh:
+                self._begun, self._exported = step, exports
                 writers.append(self._writer)
         if self._memory is not None and not self._memory.busy:
             writers.append(self._memory)
         began = time.monotonic()
         if writers:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
+            if self.sharded and self._writer is not None:
+                self._writer.wait()  # ranks have the previous checkpoint complete at different times
+                kept = kept if self.process_group.rank == 0 else None
             # A checkpoint that is still being written occupies the staging memory.
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
             staging = self._staging if free else None
             snapshot = capture(step, model, optimizer, state | agreed, staging, kept, copied=copied)
+            if self.sharded:
+                snapshot = replace(snapshot, extents=extents or {}, export=exports)
             for writer in writers:
                 self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
         self._pace.copied(gathered_s + time.monotonic() - began)

@@ -6,6 +6,7 @@ By default, a rank has the whole model and optimizer, and a part of the batch. S
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from torch.optim import Optimizer
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows of each tensor of model and optimizer that this rank has: index of the first one, shape of the whole.
+
+    By name of the tensor: ``NAME`` of a weight, ``INDEX.KEY`` of the optimizer's state. Others are whole."""
+
+    weights: Mapping[str, tuple[int, tuple[int, ...]]]
+    optimizer: Mapping[str, tuple[int, tuple[int, ...]]]
 
 
 class Placement:
@@ -28,6 +39,9 @@ class Placement:
 
     copies_state = False
     """True if ``weights`` and ``optimizer_state`` return copies in main memory, which later steps do not change."""
+
+    writes_rows = False
+    """True if each rank has rows of the model's tensors, and can write them to a sharded checkpoint itself."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the samples of a step's batch that ``rank`` processes. ``shares``: local batch size of each rank."""
@@ -96,6 +110,36 @@ class Placement:
         tensors are the parts that ``optimizer_part`` has returned; parameters without a part on this rank are absent.
         """
         optimizer.load_state_dict(parts)
+
+    # Methods for sharded checkpoints, if ``writes_rows`` is true
+
+    def checkpoint_group(self) -> Any:
+        """Return a new process group of torch for checkpoints. All ranks must call this method together."""
+        raise NotImplementedError
+
+    def own_rows(
+        self, model: nn.Module, optimizer: Optimizer
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any], OwnRows]:
+        """Return (the model's tensors, the optimizer's ``state_dict()``, which rows of whole tensors these are).
+
+        Each rank returns the tensors and states that it writes to a checkpoint. They are not copied. All ranks must
+        call this method together.
+        """
+        raise NotImplementedError
+
+    def weight_part(self, name: str) -> tuple[torch.Tensor, int]:
+        """Return (this rank's rows of the model's tensor ``name``, index of the first one). They can be overwritten."""
+        raise NotImplementedError
+
+    def optimizer_space(
+        self, optimizer: Optimizer, index: int, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Return new memory for this rank's part of a tensor of the optimizer's state of parameter ``index``.
+
+        ``dtype``, ``shape``: those of the whole tensor. Return (the tensor for the optimizer's ``state_dict()``, the
+        rows of this rank, which share its memory, index of the first one).
+        """
+        raise NotImplementedError
 
     def any_rank(self, found: bool) -> bool:
         """Return True if ``found`` is true on any rank. ``found``: True if this rank has a gradient that is not finite.

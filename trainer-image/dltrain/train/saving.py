@@ -4,11 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dltrain.checkpoint.state import WeightLoader
-from dltrain.checkpoint.store import Snapshot
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, Extents, Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
@@ -61,6 +62,17 @@ class LoadingTarget:
     def optimizer_part(self, index: int, key: str, whole: Tensor) -> Tensor | None:
         return self._placement.optimizer_part(self._optimizer, index, key, whole)
 
+    def group(self) -> Any:
+        return self._placement.checkpoint_group()
+
+    def weight_part(self, name: str) -> tuple[Tensor, int]:
+        return self._placement.weight_part(name)
+
+    def optimizer_space(
+        self, index: int, key: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        return self._placement.optimizer_space(self._optimizer, index, dtype, shape)
+
     def load_optimizer(self, parts: dict[str, Any]) -> None:
         self._weights.finish()
         self._placement.load_optimizer(self._optimizer, parts)
@@ -92,7 +104,8 @@ class Saving:
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
         target = LoadingTarget(parallel, model, optimizer)
-        if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), target)) is None:
+        parts = target if parallel.writes_rows else None
+        if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), target, parts)) is None:
             return None
         state = snapshot.state
         for name, part in self._parts.items():
@@ -113,12 +126,15 @@ class Saving:
         """
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
-    def save(self, step: int, epoch: int, *, durable: bool = True, began: float | None = None) -> None:
+    def save(
+        self, step: int, epoch: int, *, durable: bool = True, began: float | None = None, last: bool = False
+    ) -> None:
         """Start to write a checkpoint of the state after ``step`` steps. All ranks must call it.
 
         ``durable``: write the checkpoint to the volume; otherwise only to the pods' memory. ``began``: the time
         (``time.monotonic()``) at which work for this checkpoint began, such as the comparison of parameters; by default
-        now. Raise OSError if writing the previous checkpoint failed, and PeerLostError if a rank is lost.
+        now. ``last``: True if the training ends or stops now. A sharded checkpoint then also has the whole model. Raise
+        OSError if writing the previous checkpoint failed, and PeerLostError if a rank is lost.
         """
         if not self._team.plan.checkpoint.enabled:
             return
@@ -134,8 +150,14 @@ class Saving:
             "loss": self._progress.loss,
             "summing": gradient_summing.choices(parallel),
         }
-        optimizer = parallel.optimizer_state(self._optimizer)
-        weights = parallel.weights(self._model)
+        extents: Extents = {}
+        if self._checkpoint_manager.sharded:
+            weights, optimizer, rows = parallel.own_rows(self._model, self._optimizer)
+            extents = {f"{MODEL}/{name}": extent for name, extent in rows.weights.items()}
+            extents |= {f"{OPTIMIZER}/{name}": extent for name, extent in rows.optimizer.items()}
+        else:
+            optimizer = parallel.optimizer_state(self._optimizer)
+            weights = parallel.weights(self._model)
         gathered_s = time.monotonic() - began
         self._checkpoint_manager.save(
             step,
@@ -145,7 +167,9 @@ class Saving:
             tensors,
             durable=durable,
             gathered_s=gathered_s,
-            copied=parallel.copies_state,
+            copied=parallel.copies_state and not self._checkpoint_manager.sharded,
+            extents=extents,
+            export=last,
         )
 
     def fits(self, step: int, left_s: float) -> bool:
@@ -167,7 +191,9 @@ class Saving:
         Rank 0 writes to the volume. Raise OSError if this failed.
         """
         if self._team.plan.checkpoint.enabled:
-            nbytes = 4 * self._team.parallel.gradient_nbytes  # parameters, and up to three values per parameter
+            parallel = self._team.parallel
+            nbytes = 4 * parallel.gradient_nbytes  # parameters, and up to three values per parameter
+            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole model
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()

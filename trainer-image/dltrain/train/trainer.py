@@ -299,7 +299,7 @@ class Trainer(HeldOut, AsPlanned):
                 else:
                     self._conclude(batches.spent_s)
         self._passed = True
-        self._saving.save(self.step, self.epoch)
+        self._saving.save(self.step, self.epoch, last=True)
         self._saving.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -393,7 +393,7 @@ class Trainer(HeldOut, AsPlanned):
             self._team.together(self.step, lambda: self._team.agree_on_parameters(self.step))
         if saving or agreed.keep:
             durable = bool(saving) and (not agreed.stop or self._saving.fits(self.step, self.reporter.grace_left_s))
-            self._saving.save(self.step, self.epoch, durable=durable, began=began)
+            self._saving.save(self.step, self.epoch, durable=durable, began=began, last=bool(agreed.stop))
         if agreed.stop:
             self._saving.wait()
             self.stopped = True

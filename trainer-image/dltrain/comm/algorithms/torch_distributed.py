@@ -82,6 +82,19 @@ class TorchDistributed(Collective):
             raise_lost(error)
         return _Pending(work)
 
+    def another_group(self) -> Any:
+        """Return a further process group of the same ranks, on CPUs, for a thread of its own. All ranks must call it.
+
+        Raise PeerLostError if a rank is lost.
+        """
+        try:
+            group = self._distributed.new_group(backend="gloo")
+            self._distributed.barrier(group)
+        except RuntimeError as error:
+            raise_lost(error)
+        self._distributed.distributed_c10d._set_pg_timeout(_TIMEOUT, group)
+        return group
+
     def close(self) -> None:
         if self._owned:
             self._owned = False

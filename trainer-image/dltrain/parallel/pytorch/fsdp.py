@@ -29,7 +29,9 @@ from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.gradient_buffer import square_of
-from dltrain.parallel.placement import Strategy
+from dltrain.parallel.placement import OwnRows, Strategy
+from dltrain.parallel.pytorch import sharded_state
+from dltrain.parallel.pytorch.sharded_state import like, part_of
 from dltrain.parallel.pytorch.sharded_units import UNIT_NBYTES, UnitCommunication, shard
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.timing.stopwatch import Lap, reading
@@ -38,7 +40,7 @@ from dltrain.timing.stopwatch import Lap, reading
 class FullyShardedParallel(Strategy):
     """Data parallelism in which every rank stores a part of the parameters, the gradients and the optimizer state."""
 
-    sharded = True
+    sharded = writes_rows = True
     copies_state = True
 
     def __init__(
@@ -262,7 +264,7 @@ class FullyShardedParallel(Strategy):
         for index, part in self._earlier.items():
             parameter = self.parameters[index]
             if parameter.grad is None:
-                parameter.grad = self._like(parameter, part)
+                parameter.grad = like(parameter, part)
             else:
                 parameter.grad.to_local().add_(part)
         self._earlier.clear()
@@ -326,8 +328,48 @@ class FullyShardedParallel(Strategy):
         parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if index >= len(parameters) or whole.shape != parameters[index].shape:  # such as Adam's ``step``
             return whole.clone()
-        part = torch.empty_like(parameters[index].to_local(), dtype=whole.dtype).copy_(self._part_of(whole))
-        return self._like(parameters[index], part)
+        part = torch.empty_like(parameters[index].to_local(), dtype=whole.dtype).copy_(
+            part_of(whole, self._process_group.rank, self._process_group.size)
+        )
+        return like(parameters[index], part)
+
+    def checkpoint_group(self) -> Any:
+        return self._collective.another_group()
+
+    def own_rows(self, model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any], OwnRows]:
+        rank, ranks = self._process_group.rank, self._process_group.size
+        weights, of_weights = sharded_state.own_rows(model.state_dict(), rank, ranks)
+        found = optimizer.state_dict()
+        flat = {(i, key): value for i, entry in found["state"].items() for key, value in entry.items()}
+        tensors = {f"{i}.{key}": value for (i, key), value in flat.items() if isinstance(value, Tensor)}
+        own, of_state = sharded_state.own_rows(tensors, rank, ranks)
+        states: dict[int, dict[str, Any]] = {}
+        for (i, key), value in flat.items():
+            if not isinstance(value, Tensor) or f"{i}.{key}" in own:
+                states.setdefault(i, {})[key] = own.get(f"{i}.{key}", value)
+        return weights, {"state": states, "param_groups": found["param_groups"]}, OwnRows(of_weights, of_state)
+
+    def weight_part(self, name: str) -> tuple[Tensor, int]:
+        target = self._state[name]
+        if not isinstance(target, DTensor):
+            return target, 0
+        return target.to_local(), self._first_row(target.shape[0])
+
+    def optimizer_space(
+        self, optimizer: Optimizer, index: int, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if index >= len(parameters) or shape != tuple(parameters[index].shape):  # such as Adam's ``step``
+            whole = torch.empty(shape, dtype=dtype)
+            return whole, whole, 0
+        part = torch.empty_like(parameters[index].to_local(), dtype=dtype, requires_grad=False)
+        return like(parameters[index], part), part, self._first_row(shape[0])
+
+    def _part_of(self, whole: Tensor) -> Tensor:
+        return part_of(whole, self._process_group.rank, self._process_group.size)
+
+    def _first_row(self, rows: int) -> int:
+        return sharded_state.first_row(rows, self._process_group.rank, self._process_group.size)
 
     def _whole(self, tensor: Tensor) -> Tensor | None:
         """Return the whole tensor in main memory on rank 0, None elsewhere. ``tensor``: in parts, or whole."""
@@ -336,17 +378,6 @@ class FullyShardedParallel(Strategy):
         except RuntimeError as error:
             raise_lost(error)
         return whole.to("cpu", copy=whole is tensor) if self._process_group.rank == 0 else None
-
-    def _part_of(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, which ranks divide along the first dimension, as torch.chunk."""
-        parts, rank = torch.chunk(whole, self._process_group.size), self._process_group.rank
-        return parts[rank] if rank < len(parts) else whole[:0]
-
-    def _like(self, parameter: Any, part: Tensor) -> DTensor:
-        """Return a tensor that is distributed over ranks as ``parameter``, with the part ``part`` on this rank."""
-        mesh, placements = parameter.device_mesh, parameter.placements
-        shape, stride = parameter.shape, parameter.stride()
-        return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def fully_sharded(

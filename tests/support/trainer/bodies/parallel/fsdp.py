@@ -3,6 +3,7 @@
 Arguments: ranks, a folder for checkpoints, and names of checks.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from dlcontract import CheckpointRef, ModelRef
 from dltrain.batch.sampling import Sampler
-from dltrain.checkpoint.store import MODEL, OPTIMIZER
+from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.pytorch.fsdp import FullyShardedParallel
 from dltrain.protocol.errors import MisuseError
@@ -264,8 +265,14 @@ def check_checkpoints_of(group: ProcessGroup, folder: Path, name: str, dtype: to
 
 
 def saved(folder: Path) -> dict[str, Tensor]:
-    path = folder / "digits-0001" / f"step-{STEPS:010d}"
-    return load_file(path / MODEL) | load_file(path / OPTIMIZER)
+    """Return the tensors of a run's last checkpoint, which also has the whole model in one file."""
+    job = folder / "digits-0001"
+    path = job / f"step-{STEPS:010d}"
+    stored = Checkpoints(job, json.loads((path / MANIFEST).read_text())["identity"], keep=3).load()
+    assert stored is not None and stored.step == STEPS
+    snapshot, model = stored.snapshot(), load_file(path / MODEL)
+    assert model.keys() == snapshot.model.keys() and all(torch.equal(model[k], snapshot.model[k]) for k in model)
+    return snapshot.model | snapshot.optimizer
 
 
 def check_other_ranks(group: ProcessGroup, folder: Path) -> None:
