@@ -35,6 +35,7 @@ class Listener:
             self._server.shutdown(socket.SHUT_RDWR)
         for connection in (self._server, *self._connections):
             connection.close()
+        Path(self.path).unlink(missing_ok=True)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
