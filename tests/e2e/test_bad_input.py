@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dljob.cli.commands.records import outputs_of, report_of
+from dljob.client.records import outputs_of, report_of
 from support.cluster.kubectl import Kubectl, KubectlError, condition, example, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e
