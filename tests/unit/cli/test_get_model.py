@@ -5,139 +5,31 @@ import hashlib
 import io
 import json
 import re
-import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
 from safetensors.numpy import load_file, save
 
-from dlcontract import CHECKPOINT_DIR
 from dljob.cli import entry, remote
-from dljob.client import model_copy, reader_pod
+from dljob.client import model_copy
 from dljob.client.errors import BadInputError
 from dljob.client.pod_exec import ExecError
 from dljob.kube import Api
 from dljob.kube.background import BackgroundLoop
 from dljob.sdk import Client, DLJobError
 from support.manifests.schema_validation import assert_valid
+from support.servers.model_cluster import NAMESPACE, UID, Json, ModelCluster, job, stored_in_s3
 from support.servers.threaded_api import kubeconfig
-
-Json = dict[str, Any]
-NAMESPACE, UID = "team-a", "0c8ad8a4"
-
-
-def stored_in_s3(last: str | None = None) -> Json:
-    found = job()
-    status = {**found["status"], "lastCheckpoint": {"path": last}} if last else found["status"]
-    return {**found, "spec": {**found["spec"], "checkpoint": {"uri": "s3://models/a"}}, "status": status}
-
-
-def job(phase: str = "Complete", *, checkpoint: str | None = "step-0000000300", **spec: Any) -> Json:
-    path = f"{CHECKPOINT_DIR}/digits-{UID}/{checkpoint}"
-    return {
-        "metadata": {"name": "digits", "namespace": NAMESPACE, "uid": UID},
-        "spec": {"trainer": {"image": "trainer:1"}, **spec},
-        "status": {"phase": phase, **({"result": {"checkpoint": path}} if checkpoint else {})},
-    }
-
-
-@dataclass
-class Cluster:
-    """An API server with one job and its volume, which is the folder ``volume``. Pods run at once."""
-
-    volume: Path
-    job: Json | None = field(default_factory=job)
-    claim: bool = True
-    pod_status: Json = field(default_factory=lambda: {"containerStatuses": [{"state": {"running": {}}}]})
-    cut: int | None = None
-    """Number of bytes of the output after which the connection breaks."""
-    exec_code: int = 0
-    operator_image: str = ""
-    scripts: Json | None = None
-    """Data of the ConfigMap with the scripts of a job with ``spec.task``."""
-    pods: dict[str, Json] = field(default_factory=dict)
-    created: list[Json] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        parts = request.path.strip("/").split("/")
-        resource, name = parts[-2:] if parts[-1] != "exec" else ("exec", parts[-2])
-        if resource == "exec":
-            return await self._run(request)
-        if resource == "dljobs" and self.job is not None and name == "digits":
-            return web.json_response(self.job)
-        if resource == "configmaps" and name == "digits-suggestion" and self.scripts is not None:
-            return web.json_response({"data": self.scripts})
-        if resource == "persistentvolumeclaims" and self.claim and name == "digits-checkpoints":
-            return web.json_response({})
-        if request.method == "POST" and parts[-1] == "pods":
-            body = await request.json()
-            self.created.append(body)
-            self.pods[body["metadata"]["name"]] = body | {"status": self.pod_status}
-            return web.json_response(body, status=201)
-        if parts[-1] == "pods":
-            assert request.query["labelSelector"] == "app.kubernetes.io/name=dljob"
-            env = [{"name": "DLJOB_TRAINER_IMAGE", "value": self.operator_image}]
-            items = [{"spec": {"containers": [{"env": env}]}}] if self.operator_image else []
-            return web.json_response({"items": items})
-        if resource == "pods" and name in self.pods:
-            found = self.pods.pop(name) if request.method == "DELETE" else self.pods[name]
-            return web.json_response(found)
-        message = f'{resource} "{name}" not found'
-        return web.json_response({"kind": "Status", "reason": "NotFound", "message": message}, status=404)
-
-    async def _run(self, request: web.Request) -> web.StreamResponse:
-        """Run the command that the pod is to run, with the volume's folder in place of its mount."""
-        if self.exec_code:
-            return web.json_response({"message": "no"}, status=self.exec_code)
-        assert request.query["container"] == reader_pod.CONTAINER
-        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
-        await socket.prepare(request)
-        assert socket.ws_protocol == "v4.channel.k8s.io"
-        words = [word.replace(CHECKPOINT_DIR, str(self.volume)) for word in request.query.getall("command")]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, *words[1:], stdout=pipe, stderr=pipe)
-        assert process.stdout is not None and process.stderr is not None
-        sent = 0
-        await socket.send_bytes(b"\x01")  # As API servers do, to open the channel.
-        while data := await process.stdout.read(1000):
-            sent += len(data)
-            if self.cut is not None and sent > self.cut:
-                process.kill()
-                await process.wait()
-                await socket.close()
-                return socket
-            await socket.send_bytes(b"\x01" + data)
-        await socket.send_bytes(b"\x02" + await process.stderr.read())
-        end: Json = {"status": "Success"}
-        if code := await process.wait():
-            end = {"status": "Failure", "message": f"command terminated with exit code {code}"}
-        await socket.send_bytes(b"\x03" + json.dumps(end).encode())
-        await socket.close()
-        return socket
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelCluster]:
     """A cluster with a finished job, whose volume has two checkpoints. The command line connects to it."""
     folder = tmp_path / "volume" / f"digits-{UID}"
     for step in ("step-0000000200", "step-0000000300"):
@@ -152,7 +44,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     (folder / "logs").mkdir()
     (folder / "logs/rank-0.log").write_text("hello")
     (folder / "link").symlink_to("/etc/passwd")
-    made = Cluster(tmp_path / "volume")
+    made = ModelCluster(tmp_path / "volume")
 
     @asynccontextmanager
     async def connected() -> AsyncIterator[Api]:
@@ -173,7 +65,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_model_of_the_last_checkpoint_is_copied(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert get(tmp_path / "new/model") == 0
     expected = ["manifest.json", "model.json", "model.safetensors", "predict.py", "report.html", "report.json"]
@@ -183,7 +75,7 @@ def test_model_of_the_last_checkpoint_is_copied(
     assert names(tmp_path / "new") == [f"model/{name}" for name in expected], "no temporary folder is left"
 
 
-def test_whole_folder_of_the_job_is_copied(cluster: Cluster, tmp_path: Path) -> None:
+def test_whole_folder_of_the_job_is_copied(cluster: ModelCluster, tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     assert get(tmp_path / "all", "--all") == 0
     found = names(tmp_path / "all")
@@ -191,7 +83,7 @@ def test_whole_folder_of_the_job_is_copied(cluster: Cluster, tmp_path: Path) -> 
     assert not any(path.is_symlink() for path in (tmp_path / "all").rglob("*"))
 
 
-def test_scripts_of_a_job_with_a_task_are_copied_too(cluster: Cluster, tmp_path: Path) -> None:
+def test_scripts_of_a_job_with_a_task_are_copied_too(cluster: ModelCluster, tmp_path: Path) -> None:
     assert cluster.job is not None
     cluster.job["status"]["suggestion"] = {"configMap": "digits-suggestion"}
     cluster.scripts = {"baseline.py": "b", "baseline.json": "{}", "predict.py": "other", "../evil.py": "e", "x.py": "x"}
@@ -203,7 +95,7 @@ def test_scripts_of_a_job_with_a_task_are_copied_too(cluster: Cluster, tmp_path:
     assert get(tmp_path / "again") == 0, "the ConfigMap was deleted"
 
 
-def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> None:
+def test_pod_is_restricted_and_reads_only(cluster: ModelCluster, tmp_path: Path) -> None:
     assert cluster.job is not None
     cluster.job["spec"]["trainer"] |= {"imagePullSecrets": ["registry"], "imagePullPolicy": "Always"}
     assert get(tmp_path / "model", "--image", "other:2") == 0
@@ -224,7 +116,7 @@ def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> N
     assert "dljob.dev/job" not in body["metadata"]["labels"], "the operator must not count it as a pod of the job"
 
 
-def test_pod_tolerates_what_the_pods_of_the_job_tolerate(cluster: Cluster, tmp_path: Path) -> None:
+def test_pod_tolerates_what_the_pods_of_the_job_tolerate(cluster: ModelCluster, tmp_path: Path) -> None:
     """Fixed bug: the command ended with a traceback for each job with overrides, and ignored ``spec.scheduling``."""
     pool, gpu = {"key": "pool", "operator": "Exists"}, {"key": "gpu", "operator": "Exists"}
     found = []
@@ -265,7 +157,7 @@ def test_pod_tolerates_what_the_pods_of_the_job_tolerate(cluster: Cluster, tmp_p
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(
-    changes: Json, message: str, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: Json, message: str, cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in changes.items():
         setattr(cluster, name, value)
@@ -276,7 +168,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert not list(tmp_path.glob("*model*")), "nothing is left"
 
 
-def test_job_without_checkpoints(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_without_checkpoints(cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.job = {**job(), "spec": {"checkpoint": {"enabled": False}}}
     assert get(tmp_path / "model") == 2
     assert "digits: found spec.checkpoint.enabled: false; expected a job with checkpoints" in capsys.readouterr().err
@@ -295,7 +187,7 @@ def test_command_for_an_object_store_copies_only_this_job(
     last: str | None,
     options: list[str],
     source: str,
-    cluster: Cluster,
+    cluster: ModelCluster,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -306,7 +198,7 @@ def test_command_for_an_object_store_copies_only_this_job(
 
 
 def test_folder_that_cannot_be_replaced_is_rejected(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fixed bug: a link to an empty folder, or the mount point of one, ended the command with a traceback."""
     (tmp_path / "empty").mkdir()
@@ -315,13 +207,13 @@ def test_folder_that_cannot_be_replaced_is_rejected(
     assert "which cannot be written: " in capsys.readouterr().err
 
 
-def test_folder_that_is_not_empty_is_rejected(cluster: Cluster, tmp_path: Path) -> None:
+def test_folder_that_is_not_empty_is_rejected(cluster: ModelCluster, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/mine").touch()
     assert get(tmp_path / "model") == 2 and names(tmp_path / "model") == ["mine"]
 
 
-def test_damaged_file_is_rejected(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_file_is_rejected(cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (cluster.volume / f"digits-{UID}/step-0000000300/model.safetensors").write_bytes(b"damaged")
     assert get(tmp_path / "model") == 2
     assert capsys.readouterr().err.startswith("dljob: model.safetensors: found SHA-256 ")
@@ -329,7 +221,7 @@ def test_damaged_file_is_rejected(cluster: Cluster, tmp_path: Path, capsys: pyte
 
 
 def test_file_that_has_not_arrived_is_noticed(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster.volume / f"digits-{UID}/step-0000000300/model.safetensors").unlink()
     assert get(tmp_path / "model") == 2 and not (tmp_path / "model").exists()
@@ -357,7 +249,7 @@ def write_parts(folder: Path, *, whole: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_model_of_a_sharded_checkpoint_is_one_file(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: bool
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: bool
 ) -> None:
     model = write_parts(cluster.volume / f"digits-{UID}/step-0000000300", whole=whole)
     assert get(tmp_path / "model") == 0
@@ -371,7 +263,7 @@ def test_model_of_a_sharded_checkpoint_is_one_file(
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "manifest", "repeated"])
 def test_damaged_parts_are_rejected(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     folder = cluster.volume / f"digits-{UID}/step-0000000300"
     write_parts(folder, whole=False)
@@ -391,7 +283,7 @@ def test_damaged_parts_are_rejected(
     assert told.get(damage, "manifest.json: found parts that do not fit the files") in capsys.readouterr().err
 
 
-def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, tmp_path: Path) -> None:
+def test_image_comes_from_the_operator_if_the_job_names_none(cluster: ModelCluster, tmp_path: Path) -> None:
     cluster.job = {**job(), "spec": {}}
     assert get(tmp_path / "model") == 2 and not cluster.created, "without an operator, the image is unknown"
     cluster.operator_image = "trainer:3"
@@ -399,7 +291,7 @@ def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, t
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
 
 
-def test_sdk_copies_the_model(cluster: Cluster, tmp_path: Path) -> None:
+def test_sdk_copies_the_model(cluster: ModelCluster, tmp_path: Path) -> None:
     with BackgroundLoop("api-server") as loop:
         serving = cluster.serve()
         url = loop.call(serving.__aenter__())

@@ -14,7 +14,7 @@ LAYERS, HEADS, WIDTH = 4, 4, 128
 class Block(nn.Module):
     """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with 4 ``width`` hidden features."""
 
-    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._head_width = width // heads
         self.norm1 = nn.LayerNorm(width)
@@ -42,7 +42,7 @@ class GPT(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, WIDTH)
         self.position = nn.Embedding(positions, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
