@@ -109,7 +109,8 @@ def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
     found = kubectl.get("configmap", "story-logs")
     assert found is not None
     outputs = outputs_of(found)
-    assert outputs and all("a long story" in text and "that ends badly" in text for text in outputs.values())
+    # The agents end the other ranks when one has failed, and these may not have come as far.
+    assert any("a long story" in text and "that ends badly" in text for text in outputs.values()), outputs
     document = json.loads(report_of(found, "json") or "")
     assert document["phase"] == "Failed" and "<html" in (report_of(found, "html") or "")
     kubectl.delete("dljob", "story", "--wait=true")
