@@ -1,9 +1,8 @@
 """Random networks that the hardware probe trains for the structure regression (``dljob probe --structures N``).
 
 The sequence of networks is fixed (``dlcontract.hardware.SEQUENCE``), so the probe's document names a network by its
-position alone. CNNs vary convolution
-layers, filters, dense layers, nodes of a dense layer, image size and batch size. Transformers vary blocks, width,
-heads, tokens, vocabulary and batch size.
+position alone. CNNs vary convolution layers, filters, dense layers, nodes of a dense layer, image size and batch size.
+Transformers vary blocks, width, heads, tokens, vocabulary and batch size.
 """
 
 from collections.abc import Sequence

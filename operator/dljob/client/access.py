@@ -10,6 +10,8 @@ from dljob.client.errors import BadInputError
 
 FIELD_OWNER = "kubectl-dljob"
 """Field manager of the changes that users make with the command line or the SDK."""
+PATIENCE_S = 600.0
+"""Seconds for which those who follow a job bear that the API server does not answer, such as while it is upgraded."""
 
 
 def connection(kubeconfig: str | None = None, context: str | None = None) -> Any:
@@ -26,10 +28,6 @@ def connection(kubeconfig: str | None = None, context: str | None = None) -> Any
         return connect(kubeconfig, context)
     except ValueError as error:
         raise BadInputError(str(error)) from None
-
-
-PATIENCE_S = 600.0
-"""Seconds for which those who follow a job bear that the API server does not answer, such as while it is upgraded."""
 
 
 @asynccontextmanager

@@ -233,7 +233,10 @@ async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
             names = await unpacking
         except tarfile.TarError as error:
             raise ExecError(f"the archive is damaged: {error}. Try again") from None
-        if _check_sums(temporary):
+        manifest = _manifest(temporary)
+        _check_sums(temporary, manifest)
+        if model_parts.only_in_parts(manifest):
+            model_parts.join(temporary, manifest)
             names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {model_parts.MODEL})
         temporary.chmod(0o755)
         temporary.replace(folder)
@@ -265,21 +268,21 @@ def _unpack(reading: int, folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _check_sums(folder: Path) -> bool:
-    """Raise BadInputError if a file differs from its checksum in ``manifest.json``, if there is one.
-
-    If the checkpoint has the model in parts only, join the parts to one file, and return True.
-    """
-    if not (folder / MANIFEST).is_file():
-        return False
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return the content of ``manifest.json``, with the key ``files``; both are empty if it is missing or invalid."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        sums = manifest.get("files") or {}
-    except (ValueError, AttributeError):
-        manifest, sums = {}, {}
-    in_parts = model_parts.MODEL not in sums and any(str(name).startswith(model_parts.PART) for name in sums)
-    not_sent = (model_parts.OPTIMIZER_PART,) if in_parts else (model_parts.OPTIMIZER_PART, model_parts.PART)
-    for name, claim in sums.items():
+        found = json.loads((folder / MANIFEST).read_bytes()) if (folder / MANIFEST).is_file() else {}
+    except ValueError:
+        found = {}
+    manifest = found if isinstance(found, dict) else {}
+    return manifest | {"files": manifest.get("files") or {}}
+
+
+def _check_sums(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise BadInputError if a file differs from its checksum in ``manifest``, and ExecError if one has not arrived."""
+    parts = () if model_parts.only_in_parts(manifest) else (model_parts.PART,)
+    not_sent = (model_parts.OPTIMIZER_PART, *parts)
+    for name, claim in manifest["files"].items():
         path, expected = folder / str(name), claim.get("sha256") if isinstance(claim, dict) else None
         if not path.is_file() and name not in reader_pod.LEFT_OUT and not str(name).startswith(not_sent):
             raise ExecError(f"{name} has not arrived. Try again")
@@ -291,9 +294,6 @@ def _check_sums(folder: Path) -> bool:
                     f"{name}: found SHA-256 {found}; expected {expected}, as in {MANIFEST}. The file is damaged on the "
                     "volume, or was changed while it was copied. Try again, or copy an earlier checkpoint with --all"
                 )
-    if in_parts:
-        model_parts.join(folder, manifest)
-    return in_parts
 
 
 def _check_folder(folder: Path) -> None:

@@ -22,6 +22,12 @@ _Found = tuple[Path, int, int]
 """A tensor's bytes in a part: (path, offset, number of bytes)."""
 
 
+def only_in_parts(manifest: Mapping[str, Any]) -> bool:
+    """Return True if a checkpoint has the model in parts, and not in one file. ``manifest``: with the key ``files``."""
+    names = manifest["files"]
+    return MODEL not in names and any(str(name).startswith(PART) for name in names)
+
+
 def join(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write ``MODEL`` from its parts in ``folder``, whose checksums were verified, and delete the parts.
 

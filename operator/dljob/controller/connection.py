@@ -48,12 +48,12 @@ class Connection:
         """Return a new session, whose responses have the class ``responses``. The caller closes it."""
         return aiohttp.ClientSession(
             response_class=responses,
-            connector=_Connector(self.info.as_ssl_context()),
+            connector=Connector(self.info.as_ssl_context()),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
         )
 
 
-class _Connector(aiohttp.TCPConnector):
+class Connector(aiohttp.TCPConnector):
     """A connector whose connections are all closed when it is closed, also those of requests that were given up.
 
     aiohttp forgets a TLS connection whose request was given up, such as a watch that ends early. asyncio keeps the

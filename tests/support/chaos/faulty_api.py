@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,19 +9,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from random import Random
-from weakref import WeakSet
 
 import aiohttp
 import yaml
 from aiohttp import web
 
+from dljob.controller.connection import Connector
 from support.cluster.api_server import access
 
 MAX_BODY_NBYTES = 8 * 2**20
 _PASSED_ON = ("Content-Type", "Accept")
 _SILENCE_S = 0.1
-_CLOSED_S = 60.0
-"""Seconds within which all connections to the API server must close. asyncio itself gives up after 30 s."""
 logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # Each connection that is cut would be logged.
 
 
@@ -99,8 +96,6 @@ class FaultyApi:
         self.kubeconfig = folder / "kubeconfig-of-proxy"
         self._random = Random(seed)
         self._watches: set[asyncio.Transport] = set()
-        self._sockets: WeakSet[socket.socket] = WeakSet()
-        """Sockets of the connections to the API server, also of those that are closed."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -116,7 +111,7 @@ class FaultyApi:
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _CLOSED_S)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -135,8 +130,7 @@ class FaultyApi:
             transport.abort()
 
     async def _serve(self) -> int:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls, ssl_shutdown_timeout=0, socket_factory=self._socket)
-        self._session = aiohttp.ClientSession(connector=connector)
+        self._session = aiohttp.ClientSession(connector=Connector(self._tls))
         application = web.Application(client_max_size=MAX_BODY_NBYTES)
         application.router.add_route("*", "/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
@@ -144,12 +138,6 @@ class FaultyApi:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         return int(self._runner.addresses[0][1])
-
-    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
 
     async def _end(self) -> None:
         self._cut_watches()
@@ -159,10 +147,6 @@ class FaultyApi:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._session.close()
-        # The transport of a watch whose client was cut closes once the API server has answered TLS's close message.
-        async with asyncio.timeout(_CLOSED_S):
-            while any(each.fileno() >= 0 for each in self._sockets):
-                await asyncio.sleep(0.001)
 
     def _chosen(self, call: Call) -> Disturbance | None:
         found = self.disturbance

@@ -17,15 +17,18 @@ from dltrain.batch.sampling import Part, Sampler
 from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap
 
+Extents = Mapping[str, tuple[int, tuple[int, ...]]]
+"""The rows of each tensor that a rank has, by name: index of the first one, and shape of the whole tensor."""
+
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows of each tensor of model and optimizer that this rank has: index of the first one, shape of the whole.
+    """The rows of each tensor of model and optimizer that this rank has.
 
     By name of the tensor: ``NAME`` of a weight, ``INDEX.KEY`` of the optimizer's state. Others are whole."""
 
-    weights: Mapping[str, tuple[int, tuple[int, ...]]]
-    optimizer: Mapping[str, tuple[int, tuple[int, ...]]]
+    weights: Extents
+    optimizer: Extents
 
 
 class Placement:

@@ -325,13 +325,11 @@ class FullyShardedParallel(Strategy):
         return {"state": states, "param_groups": found["param_groups"]}
 
     def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: Tensor) -> Tensor | None:
-        parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if index >= len(parameters) or whole.shape != parameters[index].shape:  # such as Adam's ``step``
+        parameter = _divided_like(optimizer, index, whole.shape)
+        if parameter is None:
             return whole.clone()
-        part = torch.empty_like(parameters[index].to_local(), dtype=whole.dtype).copy_(
-            part_of(whole, self._process_group.rank, self._process_group.size)
-        )
-        return like(parameters[index], part)
+        part = torch.empty_like(parameter.to_local(), dtype=whole.dtype).copy_(self._part_of(whole))
+        return like(parameter, part)
 
     def checkpoint_group(self) -> Any:
         return self._collective.another_group()
@@ -358,12 +356,12 @@ class FullyShardedParallel(Strategy):
     def optimizer_space(
         self, optimizer: Optimizer, index: int, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor, int]:
-        parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if index >= len(parameters) or shape != tuple(parameters[index].shape):  # such as Adam's ``step``
+        parameter = _divided_like(optimizer, index, shape)
+        if parameter is None:
             whole = torch.empty(shape, dtype=dtype)
             return whole, whole, 0
-        part = torch.empty_like(parameters[index].to_local(), dtype=dtype, requires_grad=False)
-        return like(parameters[index], part), part, self._first_row(shape[0])
+        part = torch.empty_like(parameter.to_local(), dtype=dtype, requires_grad=False)
+        return like(parameter, part), part, self._first_row(shape[0])
 
     def _part_of(self, whole: Tensor) -> Tensor:
         return part_of(whole, self._process_group.rank, self._process_group.size)
@@ -378,6 +376,16 @@ class FullyShardedParallel(Strategy):
         except RuntimeError as error:
             raise_lost(error)
         return whole.to("cpu", copy=whole is tensor) if self._process_group.rank == 0 else None
+
+
+def _divided_like(optimizer: Optimizer, index: int, shape: Sequence[int]) -> Any:
+    """Return the parameter ``index``, as which a state of the shape ``shape`` is divided; None for others.
+
+    Others are states such as Adam's ``step``, which every rank has as a whole.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = parameters[index] if index < len(parameters) else None
+    return found if found is not None and tuple(found.shape) == tuple(shape) else None
 
 
 def fully_sharded(

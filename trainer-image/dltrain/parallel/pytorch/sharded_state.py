@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from dltrain.parallel.placement import Extents
+
 State = Mapping[str, Tensor]
-Extents = dict[str, tuple[int, tuple[int, ...]]]
-"""The rows of each tensor that a rank has, by name: index of the first one, and shape of the whole tensor."""
 
 
 def part_of(whole: Tensor, rank: int, ranks: int) -> Tensor:
@@ -39,7 +39,7 @@ def own_rows(tensors: State, rank: int, ranks: int) -> tuple[dict[str, Tensor], 
     Tensors that are not divided are those of rank 0 as a whole. All ranks must call it.
     """
     own: dict[str, Tensor] = {}
-    extents: Extents = {}
+    extents: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor) and tensor.placements == (Shard(0),):
             own[name] = tensor.to_local()
