@@ -1,0 +1,284 @@
+"""Compare predictions of training scripts that nobody described with their measured steps, on this machine.
+
+    python -m benchmarks.perfmodel.observed_scripts [--rounds 3] [--json FILE] [--script gan]
+
+The scripts are those of ``examples/programs`` and ``examples/scripts``, unmodified. In each round, the hardware probe
+runs first. Then each script runs with one rank, and with two ranks of one core each over gloo, and the observer of
+rank 0 reports its structure as in a pod (``dltrain.observation``). Three predictions by the operator's planner are
+compared with the median of a run's last 50 steps:
+
+- *first*: from the structure that was observed in the third step of the same run, and the hardware probe. No measured
+  step enters it.
+- *second*: from the complete run of the round before, at the same place. Needs two rounds.
+- *elsewhere*: from the complete run of the same round with the other number of ranks.
+
+Ratios are predicted / measured. The table has their medians over the rounds. The medians of the absolute errors over
+all scripts, places and rounds come last, with the part of the errors within the bar. The first call downloads the
+training libraries (120 MB). The machine needs two idle cores.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.lib.figures import machine
+from benchmarks.lib.local_ranks import PYTHONPATH, ROOT
+from benchmarks.perfmodel.core_scaling import MACHINE
+from benchmarks.perfmodel.first_prediction import Constants, probed
+
+from dlcontract import Structure
+from dljob.api import DLJobSpec
+from dljob.api.profile import ObservedStructure, ObservedWork
+from dljob.calibrate.learned import Learned
+from dljob.job.observed_structure import planner_structure
+from dljob.job.plan.request import planner_request
+from dljob.planner import Decision, plan
+
+SCRIPTS = {
+    "hf_trainer": 120,
+    "accelerate_loop": 400,
+    "lightning_module": 400,
+    "fsdp": 300,
+    "gan": 400,
+    "train_torchrun": 0,
+    "train_elastic": 0,
+}
+"""Script → its number of steps, which the variable STEPS sets; 0: the script has its own. ``stream.py`` compiles its
+model, so that it is not observed. ``contrastive.py`` needs a description."""
+PLACES = (1, 2)
+"""Numbers of ranks, all on this machine, with a core each."""
+BARS = {"first": 0.25, "second": 0.10, "elsewhere": 0.25}
+"""Kind of prediction → largest error that meets the goal."""
+REQUIREMENTS = ROOT / "examples/programs/requirements.txt"
+OBSERVER = ROOT / "trainer-image/dltrain/observation/startup"
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """The messages of a run: the structure without a step time, and that of its end."""
+
+    script: str
+    ranks: int
+    first: Structure
+    last: Structure
+
+    @property
+    def measured_s(self) -> float:
+        if self.last.step_s is None:
+            raise SystemExit(f"{self.script}, {self.ranks} ranks: too few steps for a time; raise STEPS")
+        return self.last.step_s
+
+    def structure(self, with_time: bool) -> ObservedStructure:
+        """Return what the operator would store of this run while it goes on, or when it is complete."""
+        seen, n = (self.last, self.last.samples) if with_time else (self.first, self.first.samples)
+        return ObservedStructure(
+            parameters=seen.parameters,
+            flops_per_sample=seen.flops / n,
+            activation_bytes_per_sample=seen.activation_nbytes / n,
+            sample_bytes=seen.sample_nbytes,
+            batch=n,
+            optimizer_slots=seen.optimizer_slots,
+            work=tuple(
+                ObservedWork(
+                    kind=each.kind,
+                    count=each.count,
+                    forward_flops_per_sample=each.forward_flops / n,
+                    moved_bytes_per_sample=each.moved_nbytes / n,
+                )
+                for each in seen.work
+            ),
+            nodes=1,
+            ranks_per_node=self.ranks,
+            cores=1,
+            step_seconds=seen.step_s if with_time else None,
+            steps=seen.steps if with_time else 0,
+        )
+
+
+def predicted_s(stored: ObservedStructure, ranks: int, known: Constants) -> float:
+    """Return the step time that the planner predicts for the script on this machine. ``stored``: of an earlier run."""
+    spec = DLJobSpec.model_validate(
+        {
+            "trainer": {"framework": "Torchrun", "image": "benchmark", "command": ["torchrun", "script.py"]},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1, "ranksPerNode": ranks}]},
+            "resources": {"cpu": str(ranks)},
+            "checkpoint": {"enabled": False},
+        }
+    )
+    request = planner_request("benchmark", spec)
+    script = Learned(structure=planner_structure(stored, "cpu"))
+    found = plan(request, MACHINE, {**known, (request.key(), "cpu"): script})
+    if not isinstance(found, Decision):
+        raise SystemExit(f"{ranks} ranks: {found.field}: {found.message}")
+    if not found.chosen.prediction.step_s:
+        raise SystemExit(f"{ranks} ranks: {found.warning}")
+    return found.chosen.prediction.step_s
+
+
+def libraries() -> Path:
+    """Return the folder with the libraries of ``examples/programs``, without PyTorch. The first call downloads them."""
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    made = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / f"dljob/images/programs-{digest}"
+    if not made.is_dir():
+        new = made.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(new))
+        wheels = ("--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(REQUIREMENTS))
+        subprocess.run([*pip, *wheels], check=True, timeout=600)
+        new.rename(made)
+    return made
+
+
+def run(script: str, ranks: int, folder: Path) -> Run:
+    """Run a script to its end, and return what its rank 0 reported. Raise SystemExit if a rank fails."""
+    path = next(
+        each for each in (ROOT / f"examples/{part}/{script}.py" for part in ("programs", "scripts")) if each.exists()
+    )
+    seen: list[Structure] = []
+    with socket.socket(socket.AF_UNIX) as server, socket.socket() as free:
+        server.bind(str(folder / "agent"))
+        server.listen(64)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        threading.Thread(target=_read_all, args=(server, seen), daemon=True).start()
+        processes = [_started(path, rank, ranks, port, folder) for rank in range(ranks)]
+        for rank, process in enumerate(processes):
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+            if process.returncode:
+                raise SystemExit(f"{script}: rank {rank} exited with {process.returncode}:\n{output[-2000:]}")
+    timed = [each for each in seen if each.step_s is not None]
+    if not timed or seen[0].step_s is not None:
+        raise SystemExit(f"{script}: {ranks} ranks reported no structure:\n{output[-2000:]}")
+    return Run(script, ranks, seen[0], timed[-1])
+
+
+def _started(path: Path, rank: int, ranks: int, port: int, folder: Path) -> "subprocess.Popen[str]":
+    cores = sorted(os.sched_getaffinity(0))
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    variables = {
+        "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(libraries()), str(OBSERVER))),
+        "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1,
+        "DLJOB_CHECKPOINT_DIR": checkpoints, "STEPS": SCRIPTS[path.stem] or "",
+    }  # fmt: skip
+    if rank == 0:
+        variables |= {"DLTRAIN_OBSERVE": "on", "DLTRAIN_SOCKET": folder / "agent"}
+    env = {name: text for name, value in variables.items() if (text := str(value))}
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {cores[rank % len(cores)]}),
+    )
+
+
+def _read_all(server: socket.socket, seen: list[Structure]) -> None:
+    """Store the structures of all messages until the server is closed."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=_read, args=(connection, seen), daemon=True).start()
+
+
+def _read(connection: socket.socket, seen: list[Structure]) -> None:
+    with connection, connection.makefile(encoding="utf-8") as lines:
+        for line in lines:
+            message = json.loads(line)
+            if message.get("type") == "observed":
+                seen.append(Structure.model_validate(message["structure"]))
+
+
+def rows(
+    runs: dict[tuple[str, int], Run], before: dict[tuple[str, int], Run], known: Constants
+) -> Iterator[dict[str, Any]]:
+    """Return each kind of prediction of the runs of a round beside what was measured.
+
+    ``before``: runs of the round before. ``known``: the constants of this round's hardware probe.
+    """
+    for (script, ranks), each in runs.items():
+        sources = {"first": each.structure(with_time=False)}
+        if earlier := before.get((script, ranks)):
+            sources["second"] = earlier.structure(with_time=True)
+        if other := runs.get((script, sum(PLACES) - ranks)):
+            sources["elsewhere"] = other.structure(with_time=True)
+        for kind, stored in sources.items():
+            step_s = predicted_s(stored, ranks, known)
+            yield {
+                "script": script, "ranks": ranks, "kind": kind, "predicted_s": step_s, "measured_s": each.measured_s,
+            }  # fmt: skip
+
+
+def table(found: list[dict[str, Any]]) -> list[str]:
+    """Return the medians of each script and place as a table, and the errors over all."""
+    lines = [
+        "| script, ranks | measured, ms | " + " | ".join(f"{kind}, ms (ratio)" for kind in BARS) + " |",
+        "|---" * 5 + "|",
+    ]
+    for script, ranks in dict.fromkeys((each["script"], each["ranks"]) for each in found):
+        mine = [each for each in found if (each["script"], each["ranks"]) == (script, ranks)]
+        cells = [f"{1e3 * median(each['measured_s'] for each in mine):.2f}"]
+        for kind in BARS:
+            some = [each for each in mine if each["kind"] == kind]
+            ratio = median(each["predicted_s"] / each["measured_s"] for each in some) if some else 0.0
+            cells.append(f"{1e3 * median(each['predicted_s'] for each in some):.2f} ({ratio:.2f})" if some else "-")
+        lines.append(f"| {script}, {ranks} | {' | '.join(cells)} |")
+    for kind, bar in BARS.items():
+        errors = [abs(log(each["predicted_s"] / each["measured_s"])) for each in found if each["kind"] == kind]
+        if errors:
+            within = sum(each <= log(1 + bar) for each in errors)
+            lines.append(
+                f"{kind}: median error {100 * (exp(median(errors)) - 1):.0f} % (goal {100 * bar:.0f}), largest "
+                f"{100 * (exp(max(errors)) - 1):.0f} %, {within} of {len(errors)} within the goal"
+            )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="Number of rounds (default %(default)s)")
+    parser.add_argument("--script", choices=sorted(SCRIPTS), help="Measure one script (default: all)")
+    parser.add_argument("--json", type=Path, help="File for all predictions and measurements")
+    options = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    before: dict[tuple[str, int], Run] = {}
+    for number in range(1, options.rounds + 1):
+        known, _ = probed()
+        runs = {}
+        for script in (options.script,) if options.script else SCRIPTS:
+            for ranks in PLACES:
+                with tempfile.TemporaryDirectory() as folder:
+                    runs[script, ranks] = run(script, ranks, Path(folder))
+                print(
+                    f"round {number}: {script}, {ranks} ranks: {1e3 * runs[script, ranks].measured_s:.2f} ms",
+                    flush=True,
+                )
+        found += [{"round": number, **each} for each in rows(runs, before, known)]
+        before = runs
+    print("\n".join(table(found)))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "rows": found}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
