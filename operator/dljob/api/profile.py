@@ -278,7 +278,10 @@ class ObservedStructure(FiniteModel):
     step_seconds: Annotated[
         float | None,
         Field(
-            gt=0, le=MAX_S, description="Median time of a step. Unset until a run on devices of one type is complete."
+            gt=0,
+            le=MAX_S,
+            description="Median time of a step, of the first steps until the run is complete. Unset if its devices are of "
+            "several types, or if it was restarted.",
         ),
     ] = None
     steps: Annotated[

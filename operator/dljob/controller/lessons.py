@@ -59,11 +59,12 @@ class Lessons:
 def _lesson(measurements: RunMeasurements) -> tuple[object, ...]:
     """Return what identifies measurements that are written once.
 
-    A running script shows its structure in every report. It is written when the script starts and when it ends, because
-    each change of a profile makes the operator plan all waiting jobs again. Scripts with equal commands may differ, for
-    example by their environment: their jobs would otherwise replace each other's structure all the time.
+    A running script shows its structure in every report. It is written when the script starts, when its first steps are
+    timed, and when it ends, because each change of a profile makes the operator plan all waiting jobs again. Scripts
+    with equal commands may differ, for example by their environment: their jobs would otherwise replace each other's
+    structure all the time.
     """
-    report = measurements.report
-    if measurements.structure is not None:
-        return report.uid, report.plan_number, report.phase
+    report, structure = measurements.report, measurements.structure
+    if structure is not None:
+        return report.uid, report.plan_number, report.phase, structure.step_seconds is not None
     return report.uid, report.plan_number, report.phase, report.step, measurements.data

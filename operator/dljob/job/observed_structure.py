@@ -7,15 +7,20 @@ from dljob.api.profile import ObservedStructure
 from dljob.perf.workload.observed import Structure, Work
 
 
-def with_structure(before: DLProfileStatus, found: ObservedStructure | None, now: datetime) -> DLProfileStatus | None:
+def with_structure(
+    before: DLProfileStatus, found: ObservedStructure | None, now: datetime, *, complete: bool
+) -> DLProfileStatus | None:
     """Return the status of a profile with the structure ``found`` that a run has shown; None if the run showed none.
 
-    A structure without a step time, such as that of a run that goes on, does not replace an earlier one.
+    A structure without a step time does not replace an earlier one, nor does that of a run that goes on (not ``complete``)
+    replace one with a step time, unless the script has become another one.
     """
     known = before.structure
     if found is None:
         return None
-    if found == known or (known and found.step_seconds is None and known.parameters == found.parameters):
+    same = known is not None and known.parameters == found.parameters
+    better = found.step_seconds is not None and (complete or known is None or known.step_seconds is None)
+    if found == known or (same and not better):
         return before
     return before.model_copy(update={"structure": found, "updated": now})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dlcontract import RunPhase
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
 from dljob.job.identity import profile_name
@@ -291,7 +292,8 @@ class Kube:
                 profile = await self._created_profile(name, model, device, namespace)
             old = profile.get("status") or {}
             before = _profile_status(old)
-            after = with_structure(before, measurements.structure, now) or updated_profile(
+            complete = measurements.report.phase is RunPhase.SUCCEEDED
+            after = with_structure(before, measurements.structure, now, complete=complete) or updated_profile(
                 before,
                 model,
                 device,

@@ -1,4 +1,4 @@
-"""Tests of the writes to profiles: the structure of a running script is written once, not with each report."""
+"""Tests of the writes to profiles: the structure of a running script is written twice, not with each report."""
 
 import asyncio
 from dataclasses import replace
@@ -28,11 +28,11 @@ class Profiles:
         self.parameters.append(found.structure.parameters)
 
 
-def seen_structure(parameters: int) -> Structure:
-    return Structure(parameters=parameters, samples=32, flops=1e6, step_s=0.02, world_size=2)
+def seen_structure(parameters: int, step_s: float | None = 0.02) -> Structure:
+    return Structure(parameters=parameters, samples=32, flops=1e6, step_s=step_s, world_size=2)
 
 
-def test_structure_of_a_running_script_is_written_once_and_at_its_end() -> None:
+def test_structure_of_a_running_script_is_written_without_and_with_its_time_and_at_its_end() -> None:
     """Each change of a profile makes the operator plan all waiting jobs again."""
     profiles = Profiles()
     kube: Any = profiles
@@ -42,13 +42,13 @@ def test_structure_of_a_running_script_is_written_once_and_at_its_end() -> None:
         assert await lessons.learn(observed.job, step(observed).measurements) is None
 
     async def run() -> None:
-        for steps in range(3):
+        for steps in range(5):
             for name, parameters in (("small", 10), ("large", 20)):  # Only their environments differ.
                 observed = started(SPEC, name=name)
-                shown = report(observed, step=steps, structure=seen_structure(parameters + steps))
-                await learn(replace(observed, report=shown))
-        assert profiles.parameters == [10, 20]
+                structure = seen_structure(parameters + steps, None if steps < 2 else 0.02)
+                await learn(replace(observed, report=report(observed, step=steps, structure=structure)))
+        assert profiles.parameters == [10, 20, 12, 22]
         await learn(done(RunPhase.SUCCEEDED, SPEC, structure=seen_structure(30)))
 
     asyncio.run(run())
-    assert profiles.parameters == [10, 20, 30]
+    assert profiles.parameters == [10, 20, 12, 22, 30]

@@ -33,8 +33,9 @@ WARM_UP = 2
 """Number of steps before the observed one. In the first steps, scripts and libraries still initialize themselves."""
 MAX_TRIES = 5
 """Number of steps that are observed in vain, such as because of an evaluation between two updates, before giving up."""
-WINDOW, FIRST_TIMES = 50, 20
-"""Number of last step times of which the median is sent, and the number of step times before it is sent first."""
+WINDOW, FIRST_TIMES, LEAST_TIMES = 50, 20, 5
+"""Number of last step times of which the median is sent, the number of them with which it is sent at once, and the
+number with which it is sent at the usual interval."""
 INTERVAL_S = 10.0
 """Minimum seconds between two messages with step times."""
 SEND_S = 1.0
@@ -189,7 +190,7 @@ class Observer:
             return
         times = list(self._times)
         structure = dict(self._found, steps=self._steps, world_size=self._world_size)
-        if len(times) >= FIRST_TIMES:
+        if len(times) >= LEAST_TIMES:
             structure["step_s"] = median(times)
         self._send_at_s = time.monotonic() + INTERVAL_S
         message = {"type": "observed", "rank": self._rank, "structure": structure}

@@ -13,17 +13,18 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
     """Return the structure of a script that its report shows, in the form in which profiles store it.
 
     Return None if nothing was observed, if the spec has a model, or if a figure is absurd: the script wrote the report.
-    The step time and the number of steps are stored only at the end of a training, and only if the run shows what the
-    same place takes: all planned ranks, on devices of one type, without a restart.
+    The step time is stored only if the run shows what the same place takes: all planned ranks, on devices of one type,
+    without a restart. It is that of the steps so far while the run goes on. The number of steps is stored at the end.
     """
     seen = report.structure
     if seen is None or "model" not in spec.missing or max(seen.flops, seen.activation_nbytes) > MAX_PER_SAMPLE:
         return None
     if seen.flops < seen.samples:  # With less than one operation per sample, the quotient may even be 0.
         return None
-    group, whole = accepted.groups[0], report.phase is RunPhase.SUCCEEDED and not any(report.restarts.values())
+    group = accepted.groups[0]
     alike = len(accepted.groups) == 1 and seen.world_size == len(accepted.plan.ranks) and not report.mismatches
-    stopped = report.outcome is not None and report.outcome.stopped is not None
+    timed = alike and not any(report.restarts.values())
+    complete = report.phase is RunPhase.SUCCEEDED and not (report.outcome is not None and report.outcome.stopped)
     return ObservedStructure(
         parameters=seen.parameters,
         flops_per_sample=seen.flops / seen.samples,
@@ -43,6 +44,6 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
         nodes=group.nodes if alike else 1,
         ranks_per_node=group.ranks_per_node if alike else 1,
         cores=None if group.is_gpu else threads(spec, group),
-        step_seconds=(seen.step_s or None) if whole and alike else None,
-        steps=seen.steps if whole and alike and not stopped else 0,
+        step_seconds=(seen.step_s or None) if timed else None,
+        steps=seen.steps if timed and complete else 0,
     )

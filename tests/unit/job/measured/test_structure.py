@@ -56,9 +56,10 @@ def test_complete_run_stores_structure_time_and_steps() -> None:
 
 
 def test_structure_is_stored_while_the_script_runs() -> None:
-    found = measurements(TIMED, RunPhase.RUNNING)
-    assert found is not None and found.structure is not None
-    assert (found.structure.step_seconds, found.structure.steps) == (None, 0), "the run may still change"
+    for seen_so_far, step_s in ((SEEN, None), (TIMED, 0.02)):
+        found = measurements(seen_so_far, RunPhase.RUNNING)
+        assert found is not None and found.structure is not None
+        assert (found.structure.step_seconds, found.structure.steps) == (step_s, 0), "nobody knows the number of steps"
     assert measurements(None, RunPhase.RUNNING) is None and measurements(None) is None
 
 
@@ -110,14 +111,27 @@ def test_other_releases_understand_the_report() -> None:
 
 def test_structure_without_a_time_does_not_replace_one_with_a_time() -> None:
     first = ObservedStructure(parameters=5, flops_per_sample=9.0, batch=2, step_seconds=0.1)
-    known = with_structure(DLProfileStatus(), first, NOW)
+    known = with_structure(DLProfileStatus(), first, NOW, complete=True)
     assert known is not None and known.structure == first and known.updated == NOW
     later = first.model_copy(update={"step_seconds": None})
-    assert with_structure(known, later, NOW) == with_structure(known, first, NOW) == known
-    assert with_structure(known, later.model_copy(update={"parameters": 6}), NOW) != known, "it is another script now"
-    faster = with_structure(known, first.model_copy(update={"step_seconds": 0.05}), NOW)
+    assert with_structure(known, later, NOW, complete=True) == with_structure(known, first, NOW, complete=True) == known
+    other = later.model_copy(update={"parameters": 6})
+    assert with_structure(known, other, NOW, complete=False) != known, "it is another script now"
+    faster = with_structure(known, first.model_copy(update={"step_seconds": 0.05}), NOW, complete=True)
     assert faster is not None and faster.structure is not None and faster.structure.step_seconds == 0.05
-    assert with_structure(known, None, NOW) is None
+    assert with_structure(known, None, NOW, complete=True) is None
+
+
+def test_first_step_times_of_a_running_script_do_not_replace_those_of_a_complete_run() -> None:
+    """They do take the place of none, so that the first run already has a prediction from measured steps."""
+    untimed = ObservedStructure(parameters=5, flops_per_sample=9.0, batch=2)
+    timed = untimed.model_copy(update={"step_seconds": 0.05})
+    known = with_structure(DLProfileStatus(structure=untimed), timed, NOW, complete=False)
+    assert known is not None and known.structure == timed
+    slower = untimed.model_copy(update={"step_seconds": 0.5})
+    assert with_structure(known, slower, NOW, complete=False) == known
+    ended = with_structure(known, slower, NOW, complete=True)
+    assert ended is not None and ended.structure == slower
 
 
 def test_next_job_with_the_same_script_is_predicted() -> None:
