@@ -280,8 +280,8 @@ class ObservedStructure(FiniteModel):
         Field(
             gt=0,
             le=MAX_S,
-            description="Median time of a step, of the first steps until the run is complete. Unset if its devices are of "
-            "several types, or if it was restarted.",
+            description="Median time of a step, of the first steps until the run is complete. Unset if its devices are "
+            "of several types, or if it was restarted.",
         ),
     ] = None
     steps: Annotated[

@@ -12,8 +12,8 @@ def with_structure(
 ) -> DLProfileStatus | None:
     """Return the status of a profile with the structure ``found`` that a run has shown; None if the run showed none.
 
-    A structure without a step time does not replace an earlier one, nor does that of a run that goes on (not ``complete``)
-    replace one with a step time, unless the script has become another one.
+    A structure without a step time does not replace an earlier one, nor does that of a run that goes on (not
+    ``complete``) replace one with a step time, unless the script has become another one.
     """
     known = before.structure
     if found is None:

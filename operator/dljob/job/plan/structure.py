@@ -1,6 +1,6 @@
 """Translate the observed structure of a job's script from its report to the form in which profiles store it."""
 
-from dlcontract import Report, RunPhase
+from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
 from dljob.api.profile import ObservedStructure, ObservedWork
 from dljob.job.plan.stored import StoredPlan, threads
@@ -25,6 +25,24 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
     alike = len(accepted.groups) == 1 and seen.world_size == len(accepted.plan.ranks) and not report.mismatches
     timed = alike and not any(report.restarts.values())
     complete = report.phase is RunPhase.SUCCEEDED and not (report.outcome is not None and report.outcome.stopped)
+    return stored_structure(
+        seen,
+        nodes=group.nodes if alike else 1,
+        ranks_per_node=group.ranks_per_node if alike else 1,
+        cores=None if group.is_gpu else threads(spec, group),
+        step_s=(seen.step_s or None) if timed else None,
+        steps=seen.steps if timed and complete else 0,
+    )
+
+
+def stored_structure(
+    seen: Structure, nodes: int, ranks_per_node: int, cores: int | None, step_s: float | None, steps: int
+) -> ObservedStructure:
+    """Return what a rank has observed in the form in which profiles store it: for a sample in place of a step.
+
+    ``nodes``, ``ranks_per_node``, ``cores``: the place of the run; ``cores``: CPUs of each rank, None on GPUs.
+    ``step_s``, ``steps``: the time of a step and the number of all steps; None and 0 if they are unknown.
+    """
     return ObservedStructure(
         parameters=seen.parameters,
         flops_per_sample=seen.flops / seen.samples,
@@ -41,9 +59,9 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
             )
             for each in seen.work
         ),
-        nodes=group.nodes if alike else 1,
-        ranks_per_node=group.ranks_per_node if alike else 1,
-        cores=None if group.is_gpu else threads(spec, group),
-        step_seconds=(seen.step_s or None) if timed else None,
-        steps=seen.steps if timed and complete else 0,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        cores=cores,
+        step_seconds=step_s,
+        steps=steps,
     )
