@@ -98,7 +98,8 @@ class TorchDistributed(Collective):
     def close(self) -> None:
         if self._owned:
             self._owned = False
-            self._distributed.destroy_process_group()
+            if self._distributed.is_initialized():  # A script may have ended it, as scripts for torchrun do.
+                self._distributed.destroy_process_group()
 
 
 class _Pending:
