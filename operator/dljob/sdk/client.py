@@ -57,8 +57,9 @@ class Client:
         """Create the job on the cluster, or change the existing job of its name (server-side apply). Return the job.
 
         ``job``: path of a manifest with one DLJob, the manifest, or only its spec as a mapping or ``DLJobSpec``.
-        ``name``: replaces the name in the manifest; required for a spec. Raise InvalidJobError if dljob or the API
-        server rejects the job or the change.
+        ``name``: replaces the name in the manifest; required for a spec. An existing job gets the whole manifest: this
+        ends a change by ``Job.suspend``, ``resume`` or ``scale`` that the manifest lacks. Raise InvalidJobError if
+        dljob or the API server rejects the job or the change.
         """
         manifest = manifest_of(job, name, self._namespace)
         manifest = submission.with_namespace(manifest, manifest["metadata"].get("namespace") or self.namespace)

@@ -197,7 +197,10 @@ class Job:
         return [folder / name for name in names]
 
     def suspend(self) -> None:
-        """Let the job write a checkpoint and release its devices. ``resume`` continues it."""
+        """Let the job write a checkpoint and release its devices. ``resume`` continues it.
+
+        ``Client.submit`` of a manifest without ``suspend`` also continues it.
+        """
         self._change({"suspend": True})
 
     def resume(self) -> None:
@@ -205,8 +208,9 @@ class Job:
         self._change({"suspend": False})
 
     def scale(self, nodes: int) -> None:
-        """Set the maximum number of nodes (``spec.nodes.max``). The planner may choose fewer.
+        """Set the maximum number of nodes (``spec.nodes.max``), until the job is submitted again.
 
+        The planner may choose fewer.
         Raise InvalidJobError if the number is less than ``spec.nodes.min``.
         """
         self._change({"nodes": {"max": nodes}})

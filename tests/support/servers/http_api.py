@@ -12,6 +12,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from dljob.kube.kinds import DLJOB, PROFILE, Kind
+from support.servers import field_ownership
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -69,6 +70,10 @@ class HttpApiServer:
             meta = found["metadata"] | {"resourceVersion": str(self.version)}
             self._tell(kind.plural, "DELETED", found | {"metadata": meta})
 
+    def merge(self, kind: Kind, namespace: str, name: str, patch: Json, manager: str) -> None:
+        """Merge a patch into an existing object. ``manager``: the field manager to whom the changed fields belong."""
+        self._merge((kind.plural, namespace, name), patch, manager)
+
     def expire(self, kind: Kind) -> None:
         """End all watches of a kind with the code 410: the API server no longer has the changes since they began."""
         for queue in self._watches[kind.plural]:
@@ -115,10 +120,11 @@ class HttpApiServer:
             return web.json_response(found) if found is not None else _error(404)
         body = await request.json()
         if request.method == "DELETE" or request.content_type == "application/merge-patch+json":
-            return self._changed(request.method, (parts[0], namespace, parts[1]), body)
+            manager = request.query.get("fieldManager", "")
+            return self._changed(request.method, (parts[0], namespace, parts[1]), body, manager)
         key = (parts[0], namespace, body["metadata"]["name"])
         if parts[0] == DLJOB.plural and request.method == "PATCH":
-            return self._applied(key, body, dry_run="dryRun" in request.query)
+            return self._applied(key, body, request.query["fieldManager"], dry_run="dryRun" in request.query)
         if request.method == "POST" and key in self.objects:
             return _error(409)
         self.version += 1
@@ -126,31 +132,41 @@ class HttpApiServer:
         self.objects[key] = {**body, "metadata": meta}
         return web.json_response(self.objects[key])
 
-    def _changed(self, method: str, key: Key, patch: Json) -> web.Response:
-        """Delete an object, or merge a patch into it, if it exists and has the uid of the request."""
+    def _changed(self, method: str, key: Key, patch: Json, manager: str) -> web.Response:
+        """Delete an object, or merge a patch into it, if it exists and has the uid and version of the request."""
         found = self.objects.get(key)
         if found is None:
             return _error(404)
-        named = (patch.get("preconditions") or patch.get("metadata") or {}).get("uid")
-        if named not in (None, found["metadata"]["uid"]):
+        named = patch.get("preconditions") or patch.get("metadata") or {}
+        if any(named.get(field) not in (None, found["metadata"][field]) for field in ("uid", "resourceVersion")):
             return _error(409)
-        self.version += 1
         if method == "DELETE":
+            self.version += 1
             del self.objects[key]
             return web.json_response(self._stored(key[0], "DELETED", found))
-        changed = self._stored(key[0], "MODIFIED", _merged(found, patch))
-        self.objects[key] = changed
-        return web.json_response(changed)
+        return web.json_response(self._merge(key, patch, manager))
 
-    def _applied(self, key: Key, body: Json, *, dry_run: bool) -> web.Response:
-        """Create a DLJob, or replace its spec, as a server-side apply by the only field manager does."""
+    def _merge(self, key: Key, patch: Json, manager: str) -> Json:
+        found = self.objects[key]
+        changed = _merged(found, patch)
+        if key[0] == DLJOB.plural:
+            managed = field_ownership.updated(found, changed, manager)
+            changed["metadata"] = {**changed["metadata"], "managedFields": managed}
+        self.version += 1
+        self.objects[key] = self._stored(key[0], "MODIFIED", changed)
+        return self.objects[key]
+
+    def _applied(self, key: Key, body: Json, manager: str, *, dry_run: bool) -> web.Response:
+        """Create or change a DLJob, as a server-side apply does."""
         if self.causes:
             return web.json_response(
                 {"kind": "Status", "code": 422, "reason": "Invalid", "message": "invalid",
                  "details": {"causes": self.causes}}, status=422)  # fmt: skip
         before = self.objects.get(key, {"metadata": {"uid": f"uid-{self.version + 1}"}})
-        generation = before["metadata"].get("generation", 0) + (before.get("spec") != body["spec"])
-        changed = {**before, **body, "metadata": {**before["metadata"], **body["metadata"], "generation": generation}}
+        spec, managed = field_ownership.applied(before, body, manager)
+        generation = before["metadata"].get("generation", 0) + (before.get("spec") != spec)
+        metadata = {**before["metadata"], **body["metadata"], "generation": generation, "managedFields": managed}
+        changed = {**before, **body, "spec": spec, "metadata": metadata}
         if not dry_run:
             self.version += 1
             changed = self._stored(key[0], "MODIFIED", changed)

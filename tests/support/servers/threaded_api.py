@@ -35,6 +35,14 @@ class ThreadedApiServer:
 
         self._loop.call(change())
 
+    def merge(self, kind: Kind, namespace: str, name: str, patch: Json, manager: str) -> None:
+        """Merge a patch into an object, as ``kubectl patch`` does."""
+
+        async def change() -> None:
+            self.server.merge(kind, namespace, name, patch, manager)
+
+        self._loop.call(change())
+
     def end_watches(self, kind: Kind) -> None:
         async def change() -> None:
             self.server.end_watches(kind)

@@ -140,25 +140,6 @@ class TestReading:
         assert api.job("a"), "the new job is not deleted"
 
 
-class TestChanges:
-    def test_suspend_resume_and_scale_change_the_spec(self, client: Client, api: ThreadedApiServer) -> None:
-        job = client.submit({**JOB, "spec": {**MINIMAL, "nodes": {"min": 2, "max": 2}}})
-        for call, changed in (
-            (job.suspend, {"suspend": True}),
-            (job.resume, {"suspend": False}),
-            (lambda: job.scale(3), {"nodes": {"min": 2, "max": 3}}),
-        ):
-            call()
-            spec = api.job("a")["spec"]
-            assert {key: spec[key] for key in changed} == changed
-
-    def test_delete_removes_the_job(self, client: Client) -> None:
-        job = client.submit(JOB)
-        job.delete()
-        job.delete()
-        assert client.jobs() == []
-
-
 class TestWait:
     def test_wait_returns_the_status_of_a_complete_job(self, client: Client, api: ThreadedApiServer) -> None:
         job = client.submit(JOB)

@@ -1,0 +1,85 @@
+"""The ownership of the fields of a spec by field managers, as the API server records it in ``metadata.managedFields``.
+
+Only the spec is modelled, and a list is one field. An object from ``HttpApiServer.put`` has no owners.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+Path = tuple[str, ...]
+
+
+def applied(before: Json, body: Json, manager: str) -> tuple[Json, list[Json]]:
+    """Return spec and managed fields of the object ``before`` after a server-side apply of ``body`` with force.
+
+    Fields that only the manager's last apply had, and that ``body`` lacks, are removed.
+    """
+    entries = _entries(before)
+    key, wanted = (manager, "Apply"), _values(body["spec"])
+    others = set[Path]().union(*(paths for other, paths in entries.items() if other != key))
+    kept = {
+        path: value
+        for path, value in _values(before.get("spec") or {}).items()
+        if path not in entries.get(key, set()) - others
+    }
+    for other, paths in entries.items():
+        entries[other] = {path for path in paths if path not in wanted or kept.get(path) == wanted[path]}
+    return _nested(kept | wanted), _managed({**entries, key: set(wanted)})
+
+
+def updated(before: Json, after: Json, manager: str) -> list[Json]:
+    """Return the managed fields of ``after``, into which an update by ``manager`` has changed the object ``before``.
+
+    A changed field belongs to the manager alone. An update may also write ``metadata.managedFields`` itself.
+    """
+    old, new = (_values(each.get("spec") or {}) for each in (before, after))
+    changed = {path for path, value in new.items() if path not in old or old[path] != value}
+    entries = {key: paths & new.keys() - changed for key, paths in _entries(after).items()}
+    key = (manager, "Update")
+    return _managed({**entries, key: entries.get(key, set()) | changed})
+
+
+def _entries(body: Json) -> dict[tuple[str, str], set[Path]]:
+    return {
+        (entry["manager"], entry["operation"]): set(_paths(entry["fieldsV1"].get("f:spec", {})))
+        for entry in body["metadata"].get("managedFields") or ()
+    }
+
+
+def _managed(entries: Mapping[tuple[str, str], set[Path]]) -> list[Json]:
+    found = []
+    for (manager, operation), paths in entries.items():
+        fields: Json = {}
+        for path in paths:
+            place = fields
+            for name in path:
+                place = place.setdefault(f"f:{name}", {})
+        if fields:
+            found.append({"manager": manager, "operation": operation, "fieldsV1": {"f:spec": fields}})
+    return found
+
+
+def _paths(fields: Json, above: Path = ()) -> Iterable[Path]:
+    for name, below in fields.items():
+        path = (*above, name.removeprefix("f:"))
+        yield from _paths(below, path) if below else (path,)
+
+
+def _values(spec: Mapping[str, Any], above: Path = ()) -> dict[Path, Any]:
+    """Return path → value of each field that is no object, and of each empty object."""
+    found: dict[Path, Any] = {}
+    for name, value in spec.items():
+        deeper = isinstance(value, Mapping) and value
+        found |= _values(value, (*above, name)) if deeper else {(*above, name): value}
+    return found
+
+
+def _nested(values: Mapping[Path, Any]) -> Json:
+    found: Json = {}
+    for path, value in values.items():
+        place = found
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+    return found
