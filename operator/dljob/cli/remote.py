@@ -2,14 +2,19 @@
 
 import argparse
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 from dljob.client import access
+from dljob.client.access import PATIENCE_S
 from dljob.client.errors import BadInputError
 
 T = TypeVar("T")
+PAUSE_S = 0.5
+"""Seconds between two requests to an API server that does not answer."""
 
 
 def add_namespace(command: argparse.ArgumentParser, before: str = "") -> None:
@@ -43,6 +48,28 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
         raise BadInputError(access.in_words(error)) from None
     except ValueError as error:
         raise BadInputError(str(error)) from None
+
+
+async def patiently(request: Callable[[], Awaitable[T]], meanwhile: str) -> T:
+    """Return the result of ``request()``. Repeat it for up to ``PATIENCE_S`` if the API server does not answer.
+
+    The API server also does not answer while it restarts. ``meanwhile``: the end of the sentence that says so to the
+    user. Raise ApiError for other errors, and if the server never answers.
+    """
+    from dljob.kube import ApiError
+    from dljob.kube.watch.reflector import TEMPORARY
+
+    began_s, said = monotonic(), False
+    while True:
+        try:
+            return await request()
+        except ApiError as error:
+            if error.code not in TEMPORARY or monotonic() - began_s > PATIENCE_S:
+                raise
+            if not said:
+                print(f"dljob: the API server does not answer ({error.message}); {meanwhile}", file=sys.stderr)
+            said = True
+        await asyncio.sleep(PAUSE_S)
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dljob.cli import main
-from dljob.cli.commands import run
+from dljob.cli import main, remote
+from dljob.cli.commands import run, top
 from dljob.kube import Api, ApiError
 from dljob.sdk import Client, DLJobError
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
@@ -36,20 +36,24 @@ class TestFollowing:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "LOOK_S", 0.01)
+        monkeypatch.setattr(remote, "PAUSE_S", 0.01)
 
     @staticmethod
     def failing(monkeypatch: pytest.MonkeyPatch, errors: list[int]) -> None:
         """Let reads of the job fail with these HTTP status codes, after the job was applied."""
-        read = Api.get
-        reads: list[Any] = []
+        read, apply = Api.get, Api.apply
 
         async def get(self: Api, *where: Any) -> Any:
-            reads.append(where)
-            if len(reads) > 1 and errors:
+            if errors:
                 raise ApiError(errors.pop(0), "Unavailable", "restarting")
             return await read(self, *where)
 
-        monkeypatch.setattr(Api, "get", get)
+        async def applied(self: Api, *what: Any, **options: Any) -> Any:
+            if not options.get("dry_run"):
+                monkeypatch.setattr(Api, "get", get)
+            return await apply(self, *what, **options)
+
+        monkeypatch.setattr(Api, "apply", applied)
 
     def test_run_survives_a_restart_of_the_api_server(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -69,9 +73,50 @@ class TestFollowing:
     def test_run_ends_if_waiting_does_not_help(
         self, code: int, patience_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run, "PATIENCE_S", patience_s)
+        monkeypatch.setattr(remote, "PATIENCE_S", patience_s)
         with threaded_api(tmp_path) as server:
             monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
             self.failing(monkeypatch, [code] * 99)
             (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
             assert main(["run", str(tmp_path / "job.yaml")]) == 2
+
+    @staticmethod
+    def watching(monkeypatch: pytest.MonkeyPatch, errors: list[int]) -> None:
+        """Let lists fail with these HTTP status codes after the first table. Ctrl-C follows the second table."""
+        find, tables = Api.find, list[float]()
+
+        def slept(seconds: float) -> None:
+            tables.append(seconds)
+            if len(tables) == 2:
+                raise KeyboardInterrupt
+
+        async def found(self: Api, *where: Any, **options: Any) -> Any:
+            if tables and errors:
+                raise ApiError(errors.pop(0), "Unavailable", "restarting")
+            return await find(self, *where, **options)
+
+        monkeypatch.setattr(Api, "find", found)
+        monkeypatch.setattr(top.time, "sleep", slept)
+
+    def test_top_survives_a_restart_of_the_api_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Fixed bug: one request without an answer ended ``dljob top --watch``."""
+        errors = [0, 503, 500]
+        with threaded_api(tmp_path) as server:
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            self.watching(monkeypatch, errors)
+            assert main(["top", "--watch"]) == 130
+        shown = capsys.readouterr()
+        assert shown.out.count("no DLJobs in namespace team-a") == 2 and not errors
+        assert shown.err == "dljob: the API server does not answer (restarting); the table is out of date\n"
+
+    @pytest.mark.parametrize(("code", "patience_s"), [(403, 600.0), (503, -1.0)])
+    def test_top_ends_if_waiting_does_not_help(
+        self, code: int, patience_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(remote, "PATIENCE_S", patience_s)
+        with threaded_api(tmp_path) as server:
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            self.watching(monkeypatch, [code] * 99)
+            assert main(["top", "--watch"]) == 2

@@ -4,13 +4,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
-from time import monotonic
 from typing import Any
 
 from dljob.cli import remote
 from dljob.cli.follow import Follower
 from dljob.client import submission
-from dljob.client.access import PATIENCE_S
 from dljob.client.errors import BadInputError
 from dljob.job.plan.recommendation import parse_job
 
@@ -79,21 +77,8 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
 
 
 async def _read(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
-    """Return the job. Wait up to ``PATIENCE_S`` seconds for an API server that does not answer: the job goes on."""
-    from dljob.kube import ApiError
+    """Return the job. Wait for an API server that does not answer: the job goes on."""
     from dljob.kube.kinds import DLJOB
-    from dljob.kube.watch.reflector import TEMPORARY
 
-    began_s, said = monotonic(), False
-    while True:
-        try:
-            found: Mapping[str, Any] = await api.get(DLJOB, namespace, name)
-        except ApiError as error:
-            if error.code not in TEMPORARY or monotonic() - began_s > PATIENCE_S:
-                raise
-            if not said:
-                print(f"dljob: the API server does not answer ({error.message}); the job continues", file=sys.stderr)
-            said = True
-            await asyncio.sleep(LOOK_S)
-            continue
-        return found
+    found: Mapping[str, Any] = await remote.patiently(lambda: api.get(DLJOB, namespace, name), "the job continues")
+    return found

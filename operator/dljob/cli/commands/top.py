@@ -47,8 +47,8 @@ def run(given: argparse.Namespace) -> int:
     if not given.interval > 0:
         raise BadInputError(f"--interval: found {given.interval:g}; expected more than 0 seconds")
     namespace = None if given.all_namespaces else given.namespace or remote.default_namespace()
+    jobs = remote.reach(lambda api: _jobs(api, namespace))
     while True:
-        jobs = remote.reach(lambda api: _jobs(api, namespace))
         if given.watch:
             print("\x1b[H\x1b[2J", end="")
         where = "any namespace" if namespace is None else f"namespace {namespace}"
@@ -56,6 +56,7 @@ def run(given: argparse.Namespace) -> int:
         if not given.watch:
             return 0
         time.sleep(given.interval)
+        jobs = remote.reach(lambda api: remote.patiently(lambda: _jobs(api, namespace), "the table is out of date"))
 
 
 async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
