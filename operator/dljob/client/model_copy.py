@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tarfile
 import tempfile
@@ -211,8 +212,9 @@ async def _started(api: Any, namespace: str, name: str, limit_s: float) -> None:
 async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
     """Unpack a tar archive that arrives in ``parts`` to ``folder``, and return the names of its files.
 
-    The folder appears when all files have arrived and match the checksums in ``manifest.json``, if there is one. Raise
-    BadInputError if they do not, ExecError if the archive ends early, and OSError if a file cannot be written.
+    The folder appears, in place of an empty one, when all files have arrived and match the checksums in
+    ``manifest.json``, if there is one. Raise BadInputError if they do not, ExecError if the archive ends early, and
+    OSError if a file cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -238,7 +240,7 @@ async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
         if model_parts.only_in_parts(manifest):
             model_parts.join(temporary, manifest)
             names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {model_parts.MODEL})
-        temporary.chmod(0o755)
+        temporary.chmod(stat.S_IMODE(folder.stat().st_mode) if folder.is_dir() else 0o755)
         temporary.replace(folder)
         return names
     finally:
@@ -297,9 +299,13 @@ def _check_sums(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-    if folder.exists():
+    """Raise BadInputError if ``receive`` could not put a folder in the place of ``folder``, which remains."""
+    if folder.is_symlink() or (folder.is_dir() and folder.is_mount()) or folder.name in ("", ".."):
+        raise BadInputError(
+            f"DIR: found {folder}, which is a link, a mount point or a relative path to an existing folder; expected a "
+            "new or empty folder, which is replaced. Name a new folder in it"
+        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInputError(
             f"DIR: found {folder}, which exists and is not empty; expected a new folder. Choose another"
         )

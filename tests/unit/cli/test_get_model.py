@@ -197,14 +197,40 @@ def test_command_for_an_object_store_copies_only_this_job(
     assert f"aws s3 cp --recursive {source} model\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["link", "broken link", "mount point", "current folder"])
 def test_folder_that_cannot_be_replaced_is_rejected(
-    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    cluster: ModelCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Fixed bug: a link to an empty folder, or the mount point of one, ended the command with a traceback."""
     (tmp_path / "empty").mkdir()
-    (tmp_path / "model").symlink_to(tmp_path / "empty")
-    assert get(tmp_path / "model") == 2 and not cluster.created
-    assert "which cannot be written: " in capsys.readouterr().err
+    folder = tmp_path / ("empty" if kind == "mount point" else "model")
+    if kind.endswith("link"):
+        folder.symlink_to(tmp_path / ("empty" if kind == "link" else "missing"))
+    elif kind == "mount point":
+        monkeypatch.setattr(Path, "is_mount", lambda _: True)
+    else:
+        monkeypatch.chdir(tmp_path / "empty")
+        folder = Path()
+    assert get(folder) == 2 and not cluster.created
+    assert "which is a link, a mount point or a relative path to an existing folder; " in capsys.readouterr().err
+    assert (tmp_path / "empty").is_dir()
+
+
+def test_folder_of_the_user_remains_if_the_copy_fails(cluster: ModelCluster, tmp_path: Path) -> None:
+    """Fixed bug: the command deleted an empty folder before it copied files."""
+    (tmp_path / "model").mkdir(mode=0o750)
+    before = (tmp_path / "model").stat()
+    cluster.cut = 3000
+    assert get(tmp_path / "model") == 2
+    after = (tmp_path / "model").stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode) and not names(tmp_path / "model")
+    cluster.cut = None
+    assert get(tmp_path / "model") == 0 and "model.safetensors" in names(tmp_path / "model")
+    assert (tmp_path / "model").stat().st_mode == before.st_mode
 
 
 def test_folder_that_is_not_empty_is_rejected(cluster: ModelCluster, tmp_path: Path) -> None:
