@@ -1,4 +1,4 @@
-"""Run the hardware probe in pods of the current cluster, one device class after another, and store the results."""
+"""Run the hardware probe in pods of the current cluster, one device type after another, and store the results."""
 
 import asyncio
 import secrets
@@ -11,7 +11,9 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.api.profile import HardwareProfile
 from dljob.client.access import FIELD_OWNER
 from dljob.client.errors import BadInputError
-from dljob.job.probes.hardware import hardware_body, hardware_profile
+from dljob.cluster.hardware import KEY
+from dljob.job.identity import profile_name
+from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_regression
 from dljob.job.probes.targets import Target
 from dljob.render.helpers.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
 
@@ -27,9 +29,9 @@ async def probed(
     link: bool,
     structures: int | None = None,
 ) -> HardwareProfile:
-    """Measure a device class in a pod that is deleted afterwards, and return its hardware profile.
+    """Measure a device type in a pod that is deleted afterwards, and return its hardware profile.
 
-    ``target``: the device class and its node. ``image``: the probe's image. ``link``: True to measure the link to a
+    ``target``: the device type and its node. ``image``: the probe's image. ``link``: True to measure the link to a
     second node too, on which a second pod answers. ``structures``: number of random networks to train. Raise
     BadInputError if a pod does not start, fails, or prints no valid document within ``timeout_s`` seconds.
     """
@@ -61,8 +63,16 @@ async def probed(
     return hardware_profile(measure, target.device, target.node)
 
 
+async def completed(api: Any, device: str, profile: HardwareProfile) -> HardwareProfile:
+    """Return a measured profile with the regression of the one that is stored for its type, if that is still valid."""
+    from dljob.kube.kinds import PROFILE
+
+    found = await api.find(PROFILE, None, fieldSelector=f"metadata.name={profile_name(KEY, device)}")
+    return with_stored_regression(profile, device, found)
+
+
 async def stored(api: Any, device: str, profile: HardwareProfile) -> str:
-    """Store a hardware profile in the cluster, in place of an earlier one of this class. Return the object's name."""
+    """Store a hardware profile in the cluster, in place of an earlier one of this type. Return the object's name."""
     from dljob.kube.kinds import PROFILE
 
     body = hardware_body(profile, device, datetime.now(UTC))

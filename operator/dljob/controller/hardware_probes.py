@@ -1,4 +1,4 @@
-"""Measure the hardware of device classes while the operator runs (chart value ``probes.enabled``)."""
+"""Measure the hardware of device types while the operator runs (chart value ``probes.enabled``)."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from dljob.cluster.hardware import KEY
 from dljob.controller.metrics import Metrics
 from dljob.job.plan.first_plans import FirstMeasurements
 from dljob.job.probes.changes import Software, changed_classes
-from dljob.job.probes.hardware import hardware_body, hardware_profile
+from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_regression
 from dljob.job.probes.targets import Target
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, learned_by_model
 from dljob.kube import Api, ApiError, Cache
@@ -77,7 +77,7 @@ class HardwareProbes:
         self._api, self._cache, self._namespace, self._image, self._now = api, cache, namespace, image, now
         self._metrics, self._record, self._measurements, self._ended = metrics, record, measurements, ended
         self._starts: dict[str, tuple[int, datetime]] = {}
-        """Device class → number of tries since its last measurement, and the time of the last try."""
+        """Device type → number of tries since its last measurement, and the time of the last try."""
         self._over: set[str] = set()
         """Names of probe pods that are being deleted and still exist."""
         self._gpus = gpus
@@ -100,7 +100,7 @@ class HardwareProbes:
     async def look(self) -> None:
         """Decide once which probe pods to start or delete, and which measurements to store, and do this.
 
-        A class whose measured node has another kernel or driver now is measured again. Until then, plans use what was
+        A type whose measured node has another kernel or driver now is measured again. Until then, plans use what was
         measured before.
         """
         now = self._now()
@@ -180,7 +180,7 @@ class HardwareProbes:
         self._measurements.begin(target.device)
 
     async def _failed(self, device: str, node: str, why: str, now: datetime, result: str = "failed") -> None:
-        """Say in the log, in an event about the node and in a metric that a class was not measured."""
+        """Say in the log, in an event about the node and in a metric that a type was not measured."""
         tries = self._starts.get(device, (1, now))[0]
         left = MAX_STARTS - tries
         then = f"{left} more tries" if left > 0 else "no more tries until the operator restarts; see dljob probe"
@@ -215,8 +215,10 @@ class HardwareProbes:
         node = self._software().get(pod.node, Software())
         said = {"kernel": node.kernel or measure.kernel, "driver": node.driver or measure.driver}
         measure = measure.model_copy(update=said)
-        body = hardware_body(hardware_profile(measure, pod.device, pod.node), pod.device, now)
-        name = body["metadata"]["name"]
+        profile = hardware_profile(measure, pod.device, pod.node)
+        body = hardware_body(with_stored_regression(profile, pod.device, self._cache.profiles()), pod.device, now)
+        name, status = body["metadata"]["name"], body["status"]
+        status["hardware"].setdefault("regression", None)  # Remove an earlier one, which is no longer valid.
         head = {key: value for key, value in body.items() if key != "status"}
         head["metadata"] = {"name": name, "labels": {MANAGED_LABEL: MANAGER}}
         try:
@@ -224,7 +226,7 @@ class HardwareProbes:
         except ApiError as error:
             if not error.conflict:  # it exists without measurements
                 raise
-        answer = await self._api.merge(PROFILE, None, name, {"status": body["status"]}, subresource="status")
+        answer = await self._api.merge(PROFILE, None, name, {"status": status}, subresource="status")
         self._cache.put(PROFILE, answer)
         self._metrics.hardware_probes.labels("measured").inc()
         text = f"hardware of {pod.device}: measured on node {pod.node}, stored as dlprofile/{name}"

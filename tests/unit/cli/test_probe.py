@@ -68,6 +68,11 @@ class Kubelet(FakeApi):
         statuses = [{"name": "probe", "state": {"terminated": ended}}]
         return found | {"status": {"phase": self.phase, "containerStatuses": statuses}} if kind is POD else found
 
+    async def apply(self, kind: Any, body: Any, subresource: str = "", **options: Any) -> Any:
+        if subresource:  # A server-side apply removes fields that it lacks.
+            self.objects[kind.plural, "", body["metadata"]["name"]].pop("status", None)
+        return await super().apply(kind, body, subresource, **options)
+
     async def find(self, kind: Any, namespace: str | None, **_: str) -> Any:
         return await super().find(kind, namespace)  # the fake has no selectors of fields that differ
 
@@ -309,6 +314,22 @@ class TestStructures:
         out = capsys.readouterr().out
         assert "median error on unseen networks, of 30" in out
         assert "step time" in out
+
+    @pytest.mark.parametrize(
+        ("changed", "networks"),
+        [({}, 30), ({"kernel": "6.2"}, None), ({"driver": "2"}, None), ({"torch": "3"}, None), ({"device": "B"}, None)],
+    )
+    def test_a_later_measurement_keeps_the_regression_unless_the_software_has_changed(
+        self, changed: dict[str, str], networks: int | None
+    ) -> None:
+        """Fixed bug: ``dljob probe`` without ``--structures`` deleted the regression."""
+        api = cluster(self.FULL.to_json())
+        assert asyncio.run(probe._in_cluster(api, given("--structures", "30"))) == 0
+        api.message = MEASURE.model_copy(update=changed).to_json()
+        assert asyncio.run(probe._in_cluster(api, given("--device", "plain"))) == 0
+        assert len(api.created) == 2
+        (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
+        assert (profile["status"]["hardware"].get("regression") or {}).get("networks") == networks
 
     def test_the_pod_trains_as_many_networks(self) -> None:
         target, image = Target("plain", False, "a", 4.0), ProbeImage("i")

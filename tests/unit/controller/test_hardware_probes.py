@@ -224,6 +224,25 @@ def test_class_is_measured_again_after_its_node_got_another_kernel_or_driver() -
         assert operator.look() == [], "a node that says nothing has not changed"
 
 
+def test_regression_ends_with_the_software_that_it_was_measured_with() -> None:
+    """Fixed bug: the operator measured the hardware under another kernel, and the regression stayed in the profile."""
+    operator = Operator("n0")
+    operator.upgrade("n0", "6.1.0")
+    found = []
+    for kernel, regression in (("6.1.0", {"networks": 30}), ("6.2.0", {})):
+        operator.upgrade("n0", kernel)
+        assert len(operator.look()) == 1
+        operator.end(MEASURE.to_json())
+        assert operator.look() == []
+        profile = operator.profiles[0]
+        found.append("regression" in profile["status"]["hardware"])
+        status = {"hardware": {"regression": regression}}
+        answer = asyncio.run(operator.api.merge(PROFILE, None, profile["metadata"]["name"], {"status": status}))
+        operator.cache.put(PROFILE, answer)
+        operator.now += timedelta(seconds=RETRY_S)
+    assert found == [False, False]
+
+
 def test_profiles_that_the_operator_does_not_write_lead_to_no_probe() -> None:
     operator = Operator("n0")
     operator.upgrade("n0", "6.1.0")

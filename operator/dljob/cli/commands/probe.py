@@ -1,4 +1,4 @@
-"""``dljob probe``: measure the hardware of device classes, so that first plans need no data sheets."""
+"""``dljob probe``: measure the hardware of device types, so that first plans need no data sheets."""
 
 import argparse
 import subprocess
@@ -32,22 +32,22 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "probe",
         help="measure the hardware of nodes, for the first plan of new models",
-        description="Run the trainer image's hardware probe for 10 to 20 seconds on one free node of each device class "
-        "that was not measured. Print a table of data sheet and measurement, and store a DLProfile for each class. "
+        description="Run the trainer image's hardware probe for 10 to 20 seconds on one free node of each device type "
+        "that was not measured. Print a table of data sheet and measurement, and store a DLProfile for each type. "
         "Later plans use it until a run has measured the model itself. The pods are deleted afterwards.",
-        epilog="The command exits with 1 if a class could not be measured. docs/how-to/measure-your-pool.md lists the "
+        epilog="The command exits with 1 if a type could not be measured. docs/how-to/measure-your-pool.md lists the "
         "permissions that it needs.",
     )
     command.add_argument(
-        "--device", metavar="CLASS", action="append", default=[], help="only this class, also if it was measured before"
+        "--device", metavar="TYPE", action="append", default=[], help="only this type, also if it was measured before"
     )
     command.add_argument("--node", metavar="NODE", help="measure on this node")
-    command.add_argument("--link", action="store_true", help="also measure the network between two nodes of a class")
+    command.add_argument("--link", action="store_true", help="also measure the network between two nodes of a type")
     command.add_argument(
         "--structures",
         metavar="N",
         type=int,
-        help=f"also train N random networks on CPU classes, about 1 s each ({MIN_STRUCTURES} to {MAX_STRUCTURES}), and "
+        help=f"also train N random networks on CPU types, about 1 s each ({MIN_STRUCTURES} to {MAX_STRUCTURES}), and "
         "refit the regression that predicts step times and memory from layers",
     )
     command.add_argument("--image", help="image with the probe (default: the operator's trainer image)")
@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
         if wrong := [name for name, value in cluster_only.items() if value]:
             raise BadInputError(f"{wrong[0]}: found this option with --local; expected one of them. Remove {wrong[0]}")
         if len(given.device) > 1:
-            raise BadInputError(f"--device: found {len(given.device)} classes; expected one with --local")
+            raise BadInputError(f"--device: found {len(given.device)} types; expected one with --local")
         return _local(given.device, Path(given.output or "hardware-profile.yaml"), given.structures)
     if given.output is not None:
         raise BadInputError(
@@ -93,7 +93,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _local(devices: Sequence[str], output: Path, structures: int | None = None) -> int:
-    """Measure this machine, and write its profile as the class ``devices[0]``, or as ``cpu`` or the GPU's name.
+    """Measure this machine, and write its profile as the type ``devices[0]``, or as ``cpu`` or the GPU's name.
 
     ``structures``: number of random networks to train, on the CPU.
     """
@@ -149,7 +149,7 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     }
     image = _image(operators, given)
-    # A class that was measured before is measured again with --structures, because its profile may not have them.
+    # A type that was measured before is measured again with --structures, because its profile may not have them.
     known = state.constants if given.structures is None else {}
     targets, why = probe_targets(
         state.view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
@@ -173,8 +173,9 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
             print(f"dljob: {target.device}: {error}", file=sys.stderr)
             failed += 1
             continue
-        name = await probe_pods.stored(api, target.device, profile)
-        _show(target.device, profile)
+        complete = await probe_pods.completed(api, target.device, profile)
+        name = await probe_pods.stored(api, target.device, complete)
+        _show(target.device, complete)
         print(f"  stored as dlprofile/{name}", flush=True)
         failed += _lacks_regression(target.device, profile, given.structures)
     return 1 if failed else 0

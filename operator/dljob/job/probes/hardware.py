@@ -1,8 +1,11 @@
 """Translate between the probe's document, the hardware in DLProfile objects, and the planner's constants. No I/O."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
+
+from pydantic import ValidationError
 
 from dlcontract.hardware import HardwareMeasure
 from dljob.api import API_VERSION, DLProfileStatus
@@ -23,12 +26,12 @@ from dljob.job.identity import profile_name
 
 
 def sheet_of(device: str, kind: str) -> Device:
-    """Return the data sheet of a device class: of the GPU, or of one core. ``kind``: cpu or gpu."""
+    """Return the data sheet of a device type: of the GPU, or of one core. ``kind``: cpu or gpu."""
     return catalogue.gpu_or_assumed(device) if kind == "gpu" else catalogue.cpu(device, 1.0)
 
 
 def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> HardwareProfile:
-    """Return the profile of a device class from the probe's document. ``node``: name of the measured node."""
+    """Return the profile of a device type from the probe's document. ``node``: name of the measured node."""
     found = compared(measure, sheet_of(device, measure.kind))
     refit = refitted(measure, found.factors)
 
@@ -79,8 +82,33 @@ def _regression(refit: Refit) -> RefittedRegression:
     )
 
 
+def with_stored_regression(
+    profile: HardwareProfile, device: str, profiles: Iterable[Mapping[str, Any]]
+) -> HardwareProfile:
+    """Return ``profile`` with the regression of the stored profile of its device type, if it has none itself.
+
+    A regression remains valid while processor, kernel, driver and PyTorch are those with which it was measured. If one
+    of them differs, return ``profile`` unchanged. ``profiles``: DLProfile objects. A stored one that does not parse
+    does not count.
+    """
+    for stored in profiles:
+        if profile.regression is not None or stored["metadata"]["name"] != profile_name(KEY, device):
+            continue
+        try:
+            earlier = DLProfileStatus.model_validate(stored.get("status") or {}, extra="ignore").hardware
+        except ValidationError:
+            continue  # Edited by hand.
+        if earlier is not None and _software(earlier) == _software(profile):
+            return profile.model_copy(update={"regression": earlier.regression})
+    return profile
+
+
+def _software(profile: HardwareProfile) -> tuple[str, ...]:
+    return profile.product, profile.kernel, profile.driver, profile.torch
+
+
 def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
-    """Return the DLProfile object with a device class's measured hardware, which plans of all namespaces use."""
+    """Return the DLProfile object with a device type's measured hardware, which plans of all namespaces use."""
     return {
         "apiVersion": API_VERSION,
         "kind": "DLProfile",
