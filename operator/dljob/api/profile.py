@@ -171,7 +171,7 @@ MedianError = Annotated[
 
 
 class RefittedRegression(FiniteModel):
-    """The structure regression of a CPU class, refitted to random networks (dljob probe --structures)."""
+    """The structure regression of a CPU type, refitted to random networks (dljob probe --structures)."""
 
     networks: Annotated[int, Field(ge=1, le=10**6, description="Number of measured networks.")]
     time_factors: Annotated[
@@ -197,7 +197,7 @@ class RefittedRegression(FiniteModel):
 
 
 class HardwareProfile(FiniteModel):
-    """Measured hardware of a device class. Plans use it in place of data sheets until a run has measured the model."""
+    """Measured hardware of a device type. Plans use it in place of data sheets until a run has measured the model."""
 
     origin: Annotated[str, Field(max_length=32, description="Source of the measurements: probe.")] = "probe"
     kind: Literal["cpu", "gpu"] = "cpu"

@@ -24,7 +24,7 @@
 | DLJOB_PROVISIONING_CLASS | (none) | class of the ProvisioningRequests for new nodes; none: pending pods ask for them |
 | DLJOB_PREEMPTION | Never | LowerPriority: waiting jobs may stop running ones of a lower priority; or Never |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
-| DLJOB_PROBES | false | measure the hardware of device classes that no measurement knows, in DLJOB_NAMESPACE |
+| DLJOB_PROBES | false | measure the hardware of device types that no measurement knows, in DLJOB_NAMESPACE |
 | DLJOB_PROBE_GPUS | false | measure GPUs, too |
 | DLJOB_PROBE_PRIORITY_CLASS | (none) | PriorityClass of the pods that measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |

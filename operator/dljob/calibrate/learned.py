@@ -109,7 +109,7 @@ class Learned:
     computing_W: float | None = None
     """Power in watts of one device, or of one CPU, while it computes; without the host and the data centre."""
     hardware: Hardware | None = None
-    """Measured hardware of the device class. Only profiles with the model key ``hardware`` have it; otherwise None."""
+    """Measured hardware of the device type. Only profiles with the model key ``hardware`` have it; otherwise None."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
     structure: Structure | None = None
@@ -119,9 +119,9 @@ class Learned:
 
 
 def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:
-    """Return the measured hardware of a device class, or None if it was not measured.
+    """Return the measured hardware of a device type, or None if it was not measured.
 
-    ``learned``: measured constants by (model key, device class).
+    ``learned``: measured constants by (model key, device type).
     """
     found = learned.get((KEY, device))
     return found.hardware if found else None

@@ -55,7 +55,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Refit:
-    """The refitted regression of a device class. ``networks``: number of networks that were measured."""
+    """The refitted regression of a device type. ``networks``: number of networks that were measured."""
 
     networks: int
     time: TermFactors

@@ -14,7 +14,7 @@ HEADER = ["", "DATA SHEET", "MEASURED", "RATIO"]
 
 
 def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) -> list[str]:
-    """Return lines with a table that compares the measured hardware of a device class with its data sheet.
+    """Return lines with a table that compares the measured hardware of a device type with its data sheet.
 
     Below the table are notes about what was not measured, and warnings about implausible values. Rates of computing are
     those that plans expect, not peaks. ``hardware``: the planner's constants of ``profile``.

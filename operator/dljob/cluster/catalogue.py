@@ -225,7 +225,7 @@ def _slice(label: str) -> Device | None:
 def cpu(label: str, cores: float) -> Device:
     """Return ``cores`` CPUs of a node as one device, with the figures of a generic server CPU.
 
-    ``cores`` may be a fraction, such as 0.5 for a pod that may use half of a CPU. ``label``: the node's CPU class. It
+    ``cores`` may be a fraction, such as 0.5 for a pod that may use half of a CPU. ``label``: the node's CPU type. It
     becomes the device's name.
 
     A core has 2 AVX2 units x 8 lanes x 2 operations (multiply, add) x 3 GHz = 96 GFLOP/s. Its memory bandwidth is

@@ -1,4 +1,4 @@
-"""Measured hardware of a device class. It replaces data sheets in predictions for models that were never measured.
+"""Measured hardware of a device type. It replaces data sheets in predictions for models that were never measured.
 
 The hardware probe measures it (``dljob probe``), and ``calibrate.hardware`` compares the measurements with data sheets.
 """
@@ -37,7 +37,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Measured constants of one device class. None: not measured."""
+    """Measured constants of one device type. None: not measured."""
 
     factors: TimeFactors = NOMINAL
     deviation: float = 0.0

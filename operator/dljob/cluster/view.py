@@ -21,7 +21,7 @@ class Node:
 
     name: str
     device: str
-    """Device type: the GPU's product name, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``).
+    """Device type: the GPU's product name, or the node's CPU type (label ``dljob.dev/device``, default ``cpu``).
 
     That of GPUs under a power limit also has the limit (``power_limits.device_type``)."""
     devices: int = 1
@@ -123,7 +123,7 @@ def cluster_view(document: object) -> ClusterView:
     the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the labels
     dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
     dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a
-    CPU class, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    CPU type, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:

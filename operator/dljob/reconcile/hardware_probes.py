@@ -1,4 +1,4 @@
-"""Decide when the operator measures the hardware of a device class, from what it sees now. No I/O and no clock."""
+"""Decide when the operator measures the hardware of a device type, from what it sees now. No I/O and no clock."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from dljob.cluster.machines import neighbours
 from dljob.job.probes.targets import Target, probe_targets
 
 MAX_STARTS = 3
-"""Number of tries to measure a device class. After them, the operator tries it again only after its own restart. Tries
+"""Number of tries to measure a device type. After them, the operator tries it again only after its own restart. Tries
 that give way to a job do not count."""
 RETRY_S = 600.0
-"""Seconds between two tries to measure the same device class."""
+"""Seconds between two tries to measure the same device type."""
 LIFE_S = 660.0
 """Age of a probe pod in seconds at which the operator deletes it. Kubernetes should have ended it after 600 s."""
 UNBOUND_S = 60.0
@@ -43,7 +43,7 @@ class ProbePod:
 
 @dataclass(frozen=True)
 class Starts:
-    """How often the operator has started to measure a device class, and how many seconds ago for the last time."""
+    """How often the operator has started to measure a device type, and how many seconds ago for the last time."""
 
     count: int
     ago_s: float
@@ -87,11 +87,11 @@ def decide(
     *,
     gpus: bool = True,
 ) -> tuple[Action, ...]:
-    """Return what to do now, so that each device class is measured once, on idle machines.
+    """Return what to do now, so that each device type is measured once, on idle machines.
 
-    Of each class, and on each machine, one pod runs at a time; at most ``MAX_PODS`` in total. ``known``: measured
+    Of each type, and on each machine, one pod runs at a time; at most ``MAX_PODS`` in total. ``known``: measured
     constants by (model key, device type), with those of measured hardware. ``pods``: the probe pods of the operator.
-    ``starts``: tries by device class. ``busy``: nodes on which pods of jobs run; a probe on such a node, or on another
+    ``starts``: tries by device type. ``busy``: nodes on which pods of jobs run; a probe on such a node, or on another
     node of its machine, would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a
     node. They may get any node, so no probe starts, and those that run are deleted. ``tolerations``: those of probe
     pods. ``gpus``: False to measure no GPUs.
@@ -122,7 +122,7 @@ def _end(
 ) -> Action | None:
     """Return how a probe pod ends now; None if it goes on."""
     if hardware_of(pod.device, known) is not None:
-        return Remove(pod, "its class was measured meanwhile")
+        return Remove(pod, "its type was measured meanwhile")
     if pod.phase == "Succeeded":
         return Store(pod)
     if pod.phase == "Failed":

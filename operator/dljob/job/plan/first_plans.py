@@ -7,9 +7,9 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 
 WAIT_S = 20.0
-"""Seconds after the start of the first probe of a device class for which first plans on these devices wait at most.
+"""Seconds after the start of the first probe of a device type for which first plans on these devices wait at most.
 
-Each class makes plans wait only once. A warm quickstart of 23 s therefore takes at most 43 s."""
+Each type makes plans wait only once. A warm quickstart of 23 s therefore takes at most 43 s."""
 CATALOGUE = "catalogue"
 """``predicted.basis`` of a plan that rests on data sheets."""
 
@@ -22,16 +22,16 @@ class AwaitsMeasurement(Infeasible):
 
 
 class FirstMeasurements:
-    """The device classes whose hardware is measured for the first time. Use it in one event loop only."""
+    """The device types whose hardware is measured for the first time. Use it in one event loop only."""
 
     def __init__(self, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
         self._clock, self._wait_s = clock, wait_s
         self._ends_s: dict[str, float] = {}
-        """Device class → time at which plans stop waiting for its first measurement. Entries stay for ever, so that
+        """Device type → time at which plans stop waiting for its first measurement. Entries stay for ever, so that
         plans never wait for a second one."""
 
     def begin(self, device: str, ago_s: float = 0.0) -> None:
-        """Note that a probe of ``device`` began ``ago_s`` seconds ago. Only the first probe of a class counts."""
+        """Note that a probe of ``device`` began ``ago_s`` seconds ago. Only the first probe of a type counts."""
         self._ends_s.setdefault(device, self._clock() - ago_s + self._wait_s)
 
     def end(self, device: str) -> None:
@@ -45,7 +45,7 @@ class FirstMeasurements:
         return frozenset(device for device in devices if self._ends_s.get(device, now_s) > now_s)
 
     def left_s(self) -> float | None:
-        """Return the seconds until plans no longer wait for one of the classes; None if they wait for no class."""
+        """Return the seconds until plans no longer wait for one of the types; None if they wait for no type."""
         now_s = self._clock()
         return min((end_s - now_s for end_s in self._ends_s.values() if end_s > now_s), default=None)
 

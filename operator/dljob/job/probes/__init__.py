@@ -1,1 +1,1 @@
-"""Hardware probes: which device classes to measure, and how their results become the planner's constants."""
+"""Hardware probes: which device types to measure, and how their results become the planner's constants."""

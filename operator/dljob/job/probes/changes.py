@@ -28,10 +28,10 @@ class Software:
 
 
 def changed_classes(profiles: Iterable[Mapping[str, Any]], nodes: Mapping[str, Software]) -> dict[str, str]:
-    """Return device class → what has changed on the node on which the class was measured, for the log.
+    """Return device type → what has changed on the node on which the type was measured, for the log.
 
     ``profiles``: DLProfile objects. Only those that the operator itself writes count: another measurement by the
-    operator would not change profiles of a namespace or with another name. ``nodes``: name → software. A class whose
+    operator would not change profiles of a namespace or with another name. ``nodes``: name → software. A type whose
     measured node is gone, or says nothing, counts as unchanged.
     """
     found = {}

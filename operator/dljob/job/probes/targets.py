@@ -1,4 +1,4 @@
-"""Choose which device classes to measure, and on which nodes. No I/O."""
+"""Choose which device types to measure, and on which nodes. No I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MAX_REASONS = 4
 
 @dataclass(frozen=True)
 class Target:
-    """A device class to measure on ``node``. ``peer``: another node of the class for the link; None if there is none.
+    """A device type to measure on ``node``. ``peer``: another node of the type for the link; None if there is none.
 
     ``cpu``: free CPUs of the node.
     """
@@ -43,10 +43,10 @@ def probe_targets(
     *,
     idle: bool = False,
 ) -> tuple[list[Target], list[str]]:
-    """Return one target for each device class that no measurement knows, and why others have none.
+    """Return one target for each device type that no measurement knows, and why others have none.
 
-    ``devices``: only these classes, also those that were measured before; empty: all. ``node``: only this node, and the
-    class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes, and others on their machines,
+    ``devices``: only these types, also those that were measured before; empty: all. ``node``: only this node, and the
+    type of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes, and others on their machines,
     are not measured, because the probe and the job would disturb each other. ``tolerations``: those of the probe's
     pods. ``known``: measured constants by (model key, device type). ``idle``: True to measure only nodes on which other
     pods have no GPU and request at most half of the CPUs.
@@ -55,9 +55,9 @@ def probe_targets(
     named = [each for each in view.nodes if each.name == node]
     if node is not None and not named:
         return [], [f"--node: found no node {node}; expected one of the cluster's nodes"]
-    classes = [each.device for each in named] or list(devices) or list(view.device_types)
+    types = [each.device for each in named] or list(devices) or list(view.device_types)
     found, why = [], []
-    for device in dict.fromkeys(classes):
+    for device in dict.fromkeys(types):
         nodes = named or [each for each in view.nodes if each.device == device]
         if not nodes:
             what = ", ".join(view.device_types) or "no nodes"

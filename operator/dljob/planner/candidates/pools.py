@@ -182,7 +182,7 @@ def wanted(device: str, names: Iterable[str]) -> bool:
     """Return True if a node's device matches one of the names in the spec.
 
     GPU names match without vendor and punctuation, and a family name matches its members: a100 matches
-    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU classes must match exactly. A name without a power limit matches GPUs
+    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU types must match exactly. A name without a power limit matches GPUs
     under any limit.
     """
     is_gpu, product = gpu(device) is not None, without_power_limit(device)[0]
