@@ -18,7 +18,9 @@ from dljob.cli import main
 from dljob.job.identity import profile_key
 
 ROOT = Path(__file__).resolve().parents[3]
-PLANNING = ROOT / "docs/explanation/planning.md"
+EXPLANATION = ROOT / "docs/explanation"
+PLANNING = EXPLANATION / "planning.md"
+BATCH_SIZE, GPUS, MEMORY = (EXPLANATION / f"planning-{name}.md" for name in ("batch-size", "gpus", "memory"))
 README = ROOT / "README.md"
 FIRST_JOB = ROOT / "docs/tutorials/first-job.md"
 TORCHRUN = ROOT / "docs/how-to/torchrun.md"
@@ -75,9 +77,9 @@ GPU_JOB = {
 # Page, example or job, cluster (None: the one that the page shows), profile, first words of the block, where the block ends.
 SHOWN: dict[str, tuple[Path, Any, Any, Any, str, str]] = {
     "a plan": (PLANNING, "plan-only", None, None, "plan-only: ", ""),
-    "batches": (PLANNING, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
-    "parts of the model": (PLANNING, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
-    "power limits": (PLANNING, GPU_JOB, GPU, None, "Power limits: ", "\nScaling"),
+    "batches": (BATCH_SIZE, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
+    "parts of the model": (MEMORY, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
+    "power limits": (GPUS, GPU_JOB, GPU, None, "Power limits: ", "\nScaling"),
     "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
     "observed script": (TORCHRUN, "torchrun-minimal", PLAIN, OBSERVED_PROFILE, "torchrun-minimal: ", "\nFields that"),
     "first job": (FIRST_JOB, "digits", PLAIN, None, "digits: ", "\nRuled out"),
@@ -127,11 +129,11 @@ def test_page_shows_what_the_trainer_cannot_run_yet(tmp_path: Path, capsys: pyte
     assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 1
     text, title = capsys.readouterr().out, "The trainer cannot run this yet\n"
     expected = text[text.index(title) :]
-    content = PLANNING.read_text(encoding="utf-8")
+    content = MEMORY.read_text(encoding="utf-8")
     found = re.search(rf"^{title}.*?(?=^```$)", content, re.DOTALL | re.MULTILINE)
     assert found
     if os.environ.get("DLJOB_UPDATE_GOLDEN"):
-        PLANNING.write_text(content.replace(found[0], expected), encoding="utf-8")
+        MEMORY.write_text(content.replace(found[0], expected), encoding="utf-8")
     else:
         assert found[0] == expected
 
@@ -146,3 +148,13 @@ def test_every_reason_is_explained() -> None:
     assert {"NoSuchDevice", "TooFewNodes", "DeviceBusy", "DoesNotFit", "BatchMismatch"} <= reasons
     for reason in reasons:
         assert f"| `{reason}` |" in page, reason
+
+
+def test_links_to_sections_that_have_moved_lead_to_them() -> None:
+    """Earlier releases and other sites link to sections of the page that are now on pages of their own."""
+    content = PLANNING.read_text(encoding="utf-8")
+    rows = re.findall(r'<a id="([a-z-]+)"></a>\[[^]]+\]\(([a-z-]+\.md)#([a-z-]+)\)', content)
+    assert len(rows) == 19 and all(old == new for old, _, new in rows)
+    for anchor, page, _ in rows:
+        titles = re.findall(r"^#+ (.*)", (EXPLANATION / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {re.sub(r"[^a-z0-9 ]", "", title.lower()).replace(" ", "-") for title in titles}, anchor

@@ -117,7 +117,7 @@ def test_constants_have_a_source() -> None:
 
 
 def test_documented_ratios_are_the_stored_ones() -> None:
-    text = (Path(__file__).parents[3] / "docs/explanation/planning.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/explanation/planning-frameworks.md").read_text()
     rows: dict[BackendName, str] = {"Gloo": "gloo", "ParameterServer": "parameter server"}
     rows["MPI"] = "dltrain over MPI (ring, halving-doubling, butterfly)"
     for name, label in rows.items():

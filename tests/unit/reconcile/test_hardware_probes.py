@@ -33,7 +33,7 @@ PHASES = st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"
 
 
 def started(*arguments: Any) -> list[str]:
-    """Return the device classes that ``decide`` starts to measure."""
+    """Return the device types that ``decide`` starts to measure."""
     return [action.target.device for action in decide(*arguments) if isinstance(action, Start)]
 
 
