@@ -1,10 +1,10 @@
-"""Regress step time and peak memory of generated CNNs on their structure, and score the fit on unseen structures.
+"""Regress step time and peak memory of random networks on their structure, and score the fit on unseen structures.
 
     python -m benchmarks.perfmodel.structure_regression [--rows FILE] [--structures 96] [--seconds 150] [--refit]
         [--json]
 
-The benchmark draws networks over layers, filters, dense width, image size and batch size, and trains each for a few
-steps in its own process with one thread. It regresses the CPU seconds of a step and the growth of the process's memory
+The networks are the CNNs and transformers of ``dljob probe --structures``. The benchmark trains each for a few steps in
+its own process with one thread, by the code of the probe. It regresses the CPU seconds of a step and the growth of the process's memory
 on features of the layer table. Each structure is predicted from the others (five folds), then the larger half from the
 smaller one, compared with the roofline of the data sheet. Last it predicts the built-in models, which are not part of
 the fit. ``--refit`` prints the constants of ``dljob.perf.workload.structure``, from which the operator derives the CPU
@@ -22,22 +22,17 @@ import numpy as np
 import torch
 from benchmarks.perfmodel.scoring.scoring import Floats, ape, mean, median, over_workloads, p90
 from benchmarks.perfmodel.scoring.table import Cell, Table, machine
-from benchmarks.perfmodel.structures import (
-    Measured,
-    Structure,
-    collected,
-    measured,
-    of_built_in,
-    prepare,
-    resident_nbytes,
-)
+from benchmarks.perfmodel.structures import Measured, collected, measured, of_built_in
 
+from dlcontract.hardware import ReferenceNet
+from dljob.calibrate.hardware import workload_of
 from dljob.cluster import catalogue
 from dljob.perf.fit.fitting import positive_fit
 from dljob.perf.resources import memory
 from dljob.perf.step.compute import regressed, roofline
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import Workload, builtin
+from dltrain.hardware_probe.structures import prepare, resident_KiB
 
 Terms = dict[str, float]
 FOLDS = 5
@@ -71,6 +66,11 @@ def folded(terms: Sequence[Terms], amounts: Floats) -> Floats:
     return found
 
 
+def pairs_of(nets: Iterable[ReferenceNet]) -> list[tuple[Workload, int]]:
+    """Return workload and batch size of each network."""
+    return [(workload_of(net), net.batches[0]) for net in nets]
+
+
 def time_row(workload: Workload, batch: int) -> Terms:
     return {**structure.host_terms(workload), **structure.time_terms(workload, batch)}
 
@@ -92,12 +92,10 @@ def scored(quantity: str, unit: str, groups: dict[str, dict[str, tuple[Floats, F
 
 
 def tables(
-    drawn_ones: list[Structure], rows: list[Measured], known: list[tuple[Workload, int, Measured]]
+    nets: list[ReferenceNet], rows: list[Measured], known: list[tuple[Workload, int, Measured]]
 ) -> list[Table]:
     """Score step times, memory, and the memory requests of pods."""
-    workloads = [one.workload() for one in drawn_ones]
-    batches = [one.batch for one in drawn_ones]
-    pairs = list(zip(workloads, batches, strict=True))
+    pairs = pairs_of(nets)
     cpu_s = np.array([row.cpu_s for row in rows])
     grown = np.array([float(row.grown_nbytes) for row in rows])
     times = [time_row(*pair) for pair in pairs]
@@ -174,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     prepare()
-    base = resident_nbytes()
+    base_KiB = resident_KiB("VmRSS")
     structures, rows = collected(options.structures, options.seconds, options.rows)
     known = [
         (builtin(name, dataset), batch, measured(lambda n=name, d=dataset, b=batch: of_built_in(n, d, b)))  # type: ignore[misc]
@@ -182,7 +180,7 @@ def main() -> None:
         for batch in batches
     ]
     found = tables(structures, rows, known)
-    pairs = [(one.workload(), one.batch) for one in structures]
+    pairs = pairs_of(structures)
     times = fitted([time_row(*pair) for pair in pairs], np.array([row.cpu_s for row in rows]))
     growth = fitted([structure.growth_terms(*pair) for pair in pairs], np.array([float(r.grown_nbytes) for r in rows]))
     constants = {
@@ -191,11 +189,11 @@ def main() -> None:
         "GROWTH": growth,
     }
     if options.json:
-        result = {"machine": machine(), "process_MiB": base / 2**20, "constants": constants}
+        result = {"machine": machine(), "process_MiB": base_KiB / 2**10, "constants": constants}
         print(json.dumps(result | {"tables": [table.as_dict() for table in found]}))
         return
     print("\n\n".join(table.text() for table in found))
-    print(f"\nprocess without a model {base / 2**20:.0f} MiB; PyTorch {torch.__version__}, one thread\n{machine()}")
+    print(f"\nprocess without a model {base_KiB / 2**10:.0f} MiB; PyTorch {torch.__version__}, one thread\n{machine()}")
     if options.refit:
         for name, values in constants.items():
             print(f"{name} = {{" + ", ".join(f'"{k}": {v:.3g}' for k, v in values.items()) + "}")

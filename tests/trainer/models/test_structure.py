@@ -1,68 +1,76 @@
-"""Tests of generated networks against their layer tables and predicted steps, and of the structure regression."""
+"""Tests of random networks against their predicted steps, and of the structure regression."""
 
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dlcontract.hardware import ReferenceNet
+from dlcontract.structures import structures
+from dljob.calibrate.hardware import workload_of
+from dljob.perf.resources import memory
+from dljob.perf.workload import structure
 from support.trainer.ranks import run
 
-torch = pytest.importorskip("torch")
-FIELDS = {"layers": 3, "filters": 16, "dense": 256, "pixels": 32, "batch": 32}
+pytest.importorskip("torch")
+
+NET = ReferenceNet(
+    (3, 32, 32),
+    (
+        ("conv", 16), ("relu",), ("conv", 16), ("relu",), ("pool",), ("conv", 32), ("relu",), ("flatten",),
+        ("linear", 256), ("relu",), ("linear", 10),
+    ),
+    (32,),
+    (),
+)  # fmt: skip
 MEASURE = f"""
+from functools import partial
 import torch
-from benchmarks.perfmodel.structures import Structure, measured, of_structure, prepare
+from benchmarks.perfmodel.structures import measured
+from dlcontract.hardware import ReferenceNet
+from dltrain.hardware_probe.structures import first_step, prepare
 torch.set_num_threads(1)
 prepare()
-found = [measured(lambda: of_structure(Structure(**{FIELDS}))) for _ in range(3)]
+found = [measured(partial(first_step, {NET!r})) for _ in range(3)]
 print(min(one.cpu_s for one in found), found[0].grown_nbytes)
 """
 """Runs in a new process, because forks hang after PyTorch has computed with threads. The minimum of three CPU times is
 used, because other work on the machine and threads that wait for each other only add to the CPU time."""
 
 
-def test_generated_network_matches_its_table_time_and_memory() -> None:
-    from benchmarks.perfmodel.structures import Structure, drawn
-
-    from dljob.perf.resources import memory
-    from dljob.perf.workload import structure
-
-    for one in drawn(8):
-        assert sum(p.numel() for p in one.module().parameters()) == one.workload().parameters
-    one = Structure(**FIELDS)
+def test_network_matches_its_predicted_time_and_memory() -> None:
     ended = run([sys.executable, "-c", MEASURE], PYTHONPATH=os.pathsep.join(sys.path))
     assert ended.code == 0, ended.output
     cpu_s, grown_nbytes = map(float, ended.output.split()[-2:])
-    predicted_s = structure.total(structure.time_terms(one.workload(), one.batch), structure.TIME_S)
+    work, batch = workload_of(NET), NET.batches[0]
+    predicted_s = structure.total(structure.time_terms(work, batch), structure.TIME_S)
     assert predicted_s / 10 < cpu_s < predicted_s * 10
-    grown = structure.total(structure.growth_terms(one.workload(), one.batch), structure.GROWTH)
+    grown = structure.total(structure.growth_terms(work, batch), structure.GROWTH)
     assert grown / 3 < grown_nbytes < memory.GROWTH_MARGIN * grown
 
 
 def test_regression_predicts_measurements_made_with_its_formula(tmp_path: Path) -> None:
     """The rows of a file are not measured again. If they follow the formula, unseen structures are predicted."""
     from benchmarks.perfmodel.structure_regression import tables
-    from benchmarks.perfmodel.structures import collected, drawn
+    from benchmarks.perfmodel.structures import collected, key_of
 
-    from dljob.perf.workload import structure
-
-    def cpu_s(one: Any) -> float:
-        work = structure.time_terms(one.workload(), one.batch), structure.host_terms(one.workload())
-        return structure.total(work[0], structure.TIME_S) + structure.total(work[1], structure.HOST_S)
+    def cpu_s(net: ReferenceNet) -> float:
+        work = workload_of(net)
+        times = structure.time_terms(work, net.batches[0]), structure.host_terms(work)
+        return structure.total(times[0], structure.TIME_S) + structure.total(times[1], structure.HOST_S)
 
     rows = tmp_path / "rows.jsonl"
     with rows.open("w", encoding="utf-8") as out:
-        for one in drawn(60):
-            grown = structure.total(structure.growth_terms(one.workload(), one.batch), structure.GROWTH)
-            measured = {"cpu_s": cpu_s(one), "grown_nbytes": int(grown)}
-            out.write(json.dumps({"structure": asdict(one), "measured": measured}) + "\n")
-    ones, found = collected(60, 0.0, rows)
-    assert len(ones) == 60
-    step, memory, asked = tables(ones, found, [(ones[0].workload(), ones[0].batch, found[0])])
-    means = {(row[0], row[1]): row[3].value for table in (step, memory) for row in table.rows}
+        out.write('{"structure": {"layers": 3, "filters": 16}, "measured": {"cpu_s": 1.0, "grown_nbytes": 1}}\n')
+        for net in structures(60):
+            grown = structure.total(structure.growth_terms(workload_of(net), net.batches[0]), structure.GROWTH)
+            measured = {"cpu_s": cpu_s(net), "grown_nbytes": int(grown)}
+            out.write(json.dumps({"structure": json.loads(key_of(net)), "measured": measured}) + "\n")
+    nets, found = collected(60, 0.0, rows)
+    assert nets == list(structures(60))
+    step, memory_rows, asked = tables(nets, found, [(workload_of(nets[0]), nets[0].batches[0], found[0])])
+    means = {(row[0], row[1]): row[3].value for table in (step, memory_rows) for row in table.rows}
     assert means["regression", "unseen"] < 3 < means["roofline", "unseen"]
     assert asked.rows[0][2] == 100.0

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,21 +27,29 @@ def measured(count: int, limit_s: float) -> tuple[MeasuredStructures, str | None
     after which no further network starts.
     """
     torch.set_num_threads(1)
-    _prepare()
+    prepare()
     end, rows = time.monotonic() + limit_s, list[tuple[float, int]]()
     for net in structures(count):
-        rows.append(_in_own_process(net) if time.monotonic() < end else (0.0, 0))
+        rows.append(in_own_process(partial(first_step, net)) if time.monotonic() < end else (0.0, 0))
     missing = sum(not seconds for seconds, _ in rows)
     note = f"structures: {missing} of {count} networks were not measured: no time or memory was left"
     found = MeasuredStructures(s=tuple(s for s, _ in rows), grown_KiB=tuple(KiB for _, KiB in rows))
     return found, note if missing else None
 
 
-def _in_own_process(net: ReferenceNet) -> tuple[float, int]:
-    """Return (CPU seconds of a step, growth of memory in KiB), or (0, 0) if the process fails or is killed."""
+def first_step(net: ReferenceNet) -> Callable[[], None]:
+    """Return a function that makes a training step of a random network with its only batch size."""
+    return training_step(net, net.batches[0], torch.device("cpu"), "FP32")
+
+
+def in_own_process(make: Callable[[], Callable[[], None]]) -> tuple[float, int]:
+    """Return (CPU seconds of a step, growth of memory in KiB), or (0, 0) if the process fails or is killed.
+
+    ``make``: a function that builds a model and returns a function that makes a training step of it.
+    """
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(net, theirs))
+    process = context.Process(target=_measure, args=(make, theirs))
     process.start()
     theirs.close()
     try:
@@ -51,14 +61,14 @@ def _in_own_process(net: ReferenceNet) -> tuple[float, int]:
         process.join()
 
 
-def _measure(net: ReferenceNet, answer: Connection) -> None:
+def _measure(make: Callable[[], Callable[[], None]], answer: Connection) -> None:
     """Send the lower quartile of the CPU seconds of steps, and the growth of this process's memory, to ``answer``.
 
     CPU times exclude other processes, and what remains of a disturbance only lengthens a step.
     """
     torch.manual_seed(0)
-    before_KiB = _resident_KiB("VmRSS")
-    step = training_step(net, net.batches[0], torch.device("cpu"), "FP32")
+    before_KiB = resident_KiB("VmRSS")
+    step = make()
     for _ in range(WARM_UP_STEPS):
         step()
     times = list[float]()
@@ -67,17 +77,17 @@ def _measure(net: ReferenceNet, answer: Connection) -> None:
         step()
         times.append(time.process_time() - begin)
     seconds = sorted(times)[len(times) // 4]
-    answer.send((float(f"{max(seconds, 1e-7):.4g}"), max(1, _resident_KiB("VmHWM") - before_KiB)))
+    answer.send((float(f"{max(seconds, 1e-7):.4g}"), max(1, resident_KiB("VmHWM") - before_KiB)))
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Make the first step of the optimizer here, so that its imports do not count for a network."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1, momentum=0.9).step()
 
 
-def _resident_KiB(field: str, status: Path = Path("/proc/self/status")) -> int:  # noqa: N802 - the unit is part of it
+def resident_KiB(field: str, status: Path = Path("/proc/self/status")) -> int:  # noqa: N802 - the unit is part of it
     """Return the memory of this process in KiB: its present one (``VmRSS``), or its peak (``VmHWM``)."""
     lines = status.read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
