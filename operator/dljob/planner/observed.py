@@ -71,7 +71,7 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
     )
     if seen.cores is not None:
         cpus = _requested_cpus(seen.device, seen.nodes, seen.ranks_per_node, float(seen.cores), view)
-        asked = replace(asked, cpu_per_pod=cpus, cpu_limit_per_pod=None)
+        asked = replace(asked, cpu_per_pod=cpus, cpu_limit_per_pod=None, threads_per_rank=None)
     compute_s, result = seen.step_s, learned
     for _ in range(ROUNDS):
         point = LearnedPoint(seen.batch, compute_s, MEASURED_STEPS, seen.cores, seen.ranks_per_node)

@@ -9,8 +9,10 @@ from dlcontract import RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Learned, LearnedPoint, Measured, Place, learn
 from dljob.calibrate.compute import MAX_POINTS
+from dljob.job.plan.request import planner_request
 from dljob.job.plan.stored import PodGroup, threads
 from dljob.job.profiles import learned, updated_profile
+from dljob.planner.candidates.pools import cores_of_rank
 from support.builders import DIGITS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,7 +84,20 @@ def test_points_stay_bounded_with_many_layouts() -> None:
         ({"resources": {"cpu": "5"}}, 2),
         ({"resources": {"cpuLimit": "2500m"}}, 1),
         ({"trainer": {"env": [{"name": "OMP_NUM_THREADS", "value": "7"}]}}, 7),
+        ({"trainer": {"env": [{"name": "OMP_NUM_THREADS", "value": " 4,2"}]}}, 4),
+        ({"trainer": {"env": [{"name": "OMP_NUM_THREADS", "value": "0"}]}}, 3),
     ],
 )
 def test_threads_of_a_rank_follow_request_limit_and_environment(changes: dict[str, object], expected: int) -> None:
     assert threads(DLJobSpec.model_validate(DIGITS | changes), GROUP) == expected
+
+
+@pytest.mark.parametrize("cpu", ["2", "6"])
+@pytest.mark.parametrize("value", ["3", "7", None])
+def test_plans_count_the_cores_that_profiles_store(cpu: str, value: str | None) -> None:
+    """Fixed bug: with OMP_NUM_THREADS, plans counted other cores than the measurements of their runs had."""
+    env = [{"name": "OMP_NUM_THREADS", "value": value}] if value else []
+    spec = DLJobSpec.model_validate(DIGITS | {"resources": {"cpu": cpu}, "trainer": {"env": env}})
+    asked = planner_request("digits", spec)
+    group = replace(GROUP, ranks_per_node=1, cpu_m=1000 * int(cpu))
+    assert cores_of_rank(8.0, 1, asked) == threads(spec, group)

@@ -46,15 +46,18 @@ def layouts(pool: Pool, request: Request) -> list[Layout]:
 
     GPU nodes: the numbers of ranks in ``ranks_per_node_choices``, which share the requested CPUs of a pod. CPU nodes:
     all available CPUs, or a power of two of them, divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the
-    user sets the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
+    user sets the CPU request of a pod (``request.cpu_per_pod``), only this number is divided. If the
+    user sets the threads of a rank (``request.threads_per_rank``), it gets at most as many CPUs, and several ranks on a
+    node have at most as many threads as CPUs.
     """
     if pool.is_gpu:
-        return [Layout(r, cores_of_rank(pool.cpu, r, request)) for r in ranks_per_node_choices(pool)]
+        return [Layout(r, cores_of_rank(pool.cpu, r, request, is_gpu=True)) for r in ranks_per_node_choices(pool)]
     found = {Layout(1, cores_of_rank(pool.cpu, 1, request))}
     for cpus in _totals(pool, request):
         for ranks in {*_powers(cpus), cpus}:
-            cores = cores_of_rank(pool.cpu, ranks, request) if request.cpu_per_pod else float(cpus // ranks)
-            found.add(Layout(ranks, cores))
+            cores = cores_of_rank(pool.cpu, ranks, request) if request.cpu_per_pod else _threads(cpus // ranks, request)
+            if ranks == 1 or not request.threads_per_rank or ranks * cores <= cpus:
+                found.add(Layout(ranks, cores))
     whole = [each for each in found if each.ranks == 1 or each.cores >= 1]
     return sorted(whole, key=lambda each: (each.cpus, each.ranks))
 
@@ -72,8 +75,13 @@ def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
     """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
     found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request))}
     if not pool.is_gpu and not request.cpu_per_pod:
-        found |= {Layout(ranks, float(cpus // ranks)) for cpus in _totals(pool, request) if cpus >= 2 * ranks}
+        found |= {Layout(ranks, _threads(cpus // ranks, request)) for cpus in _totals(pool, request) if cpus >= 2 * ranks}
     return sorted(found, key=lambda each: each.cores)
+
+
+def _threads(cpus: int, request: Request) -> float:
+    """Return with how many of ``cpus`` CPUs a rank computes: all, or as many as the threads that the user sets."""
+    return float(min(cpus, request.threads_per_rank or cpus))
 
 
 def _totals(pool: Pool, request: Request) -> set[int]:

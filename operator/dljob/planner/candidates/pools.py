@@ -167,14 +167,17 @@ def _why_not(node: Node, request: Request) -> str | None:
     return None
 
 
-def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
+def cores_of_rank(cpu: float, ranks: int, request: Request, *, is_gpu: bool = False) -> float:
     """Return the number of CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu`` CPUs.
 
     The result is the CPU request of the pod divided by ``ranks``, rounded down, because only requested CPUs are
-    guaranteed. It is at least 1, and 1 without a request. However, it never exceeds the CPUs of the node or the CPU
+    guaranteed. It is at least 1, and 1 without a request. With a request, a number of threads that the user sets for
+    ranks on CPUs counts instead, as in profiles. However, the result never exceeds the CPUs of the node or the CPU
     limit of the pod, each divided by ``ranks``, and can therefore be below 1.
     """
     threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
+    if request.threads_per_rank and request.cpu_per_pod and not is_gpu:
+        threads = float(request.threads_per_rank)
     return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)
 
 

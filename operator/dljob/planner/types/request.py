@@ -107,6 +107,8 @@ class Request:
     tolerations: tuple[Mapping[str, str], ...] = ()
     cpu_per_pod: float | None = None
     cpu_limit_per_pod: float | None = None
+    threads_per_rank: int | None = None
+    """Number of threads with which each rank on CPUs computes, because the user sets it (``OMP_NUM_THREADS``)."""
     memory_per_pod_nbytes: int | None = None
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None

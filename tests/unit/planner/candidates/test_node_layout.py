@@ -41,6 +41,22 @@ class TestDecisions:
         assert group.ranks_per_node * group.cores <= cpu
         assert all(each.cpus <= cpu for each in layouts(pool_of(FOUR), replace(LARGE, cpu_per_pod=cpu)))
 
+    @pytest.mark.parametrize(
+        ("cpu", "threads", "expected"),
+        [
+            (6.0, 7, {(1, 7.0)}),
+            (6.0, 3, {(1, 3.0), (2, 3.0)}),
+            (6.0, 99, {(1, 64.0)}),
+            (None, 2, {(1, 1.0), (1, 2.0), (2, 1.0), (2, 2.0)}),
+        ],
+    )
+    def test_ranks_have_the_threads_that_the_user_sets(
+        self, cpu: float | None, threads: int, expected: set[tuple[int, float]]
+    ) -> None:
+        """Fixed bug: plans counted the CPU request of the pod, and profiles OMP_NUM_THREADS."""
+        found = layouts(pool_of(FOUR), replace(LARGE, cpu_per_pod=cpu, threads_per_rank=threads))
+        assert {(each.ranks, each.cores) for each in found if each.ranks <= 2} == expected
+
     @pytest.mark.parametrize("limit", [1.0, 3.0, 10.0])
     def test_cpu_limit_of_the_spec_is_kept(self, limit: float) -> None:
         (group,) = decided(replace(LARGE, cpu_limit_per_pod=limit), FOUR).chosen.groups
