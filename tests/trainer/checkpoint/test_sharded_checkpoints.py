@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dltrain.checkpoint import parts, tensor_file
-from dltrain.checkpoint.parts import Chunk, ShardedTensor, part_name
+from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.parts import Chunk, ShardedTensor, part_name
+from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
 from support.trainer.ranks import BODIES, command, run, run_ranks
@@ -37,7 +38,7 @@ def save(checkpoints: Checkpoints, step: int, ranks: int = 3) -> Path:
                     own[key] = tensor[rows[rank]].contiguous() if tensor.dim() else tensor
                     chunks[key].append(Chunk(name, int(rows[rank][0]), len(rows[rank])))
             files[name] = tensor_file.write(folder / name, own)
-        table[file] = {k: ShardedTensor(t.dtype, tuple(t.shape), tuple(chunks[k])) for k, t in whole.items()}
+        table[file] = {k: ShardedTensor(tensor_file.NAMES[t.dtype], tuple(t.shape), tuple(chunks[k])) for k, t in whole.items()}
     fields = {"format": SHARDED_FORMAT, "parts": parts.to_json(table)}
     path, _ = checkpoints.commit(Snapshot(step, {}, {}), folder, files, fields)
     return path
@@ -125,7 +126,7 @@ def test_damaged_part_is_named_and_the_checkpoint_before_is_used(
 def test_parts_must_have_each_row_once(
     checkpoints: Checkpoints, chunks: list[Chunk], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = {MODEL: {"w": ShardedTensor(torch.float32, (7, 3), tuple(chunks))}}
+    table = {MODEL: {"w": ShardedTensor("F32", (7, 3), tuple(chunks))}}
     with pytest.raises(ValueError, match=message):
         parts.check(table)
     path = save(checkpoints, 1) / MANIFEST
@@ -133,6 +134,10 @@ def test_parts_must_have_each_row_once(
     del manifest["sha256"]
     path.write_text(json.dumps(manifest))
     assert checkpoints.load() is None and message in capsys.readouterr().err
+
+
+def test_contract_knows_the_types_of_tensors_that_checkpoints_have() -> None:
+    assert {tensor_file.NAMES[dtype]: dtype.itemsize for dtype in tensor_file.NAMES} == parts.ELEMENT_NBYTES
 
 
 @pytest.mark.mpi(3)

@@ -287,7 +287,7 @@ def test_model_of_a_sharded_checkpoint_is_one_file(
     assert all(found[key].dtype == part.dtype and np.array_equal(found[key], part) for key, part in model.items())
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed", "manifest", "repeated"])
+@pytest.mark.parametrize("damage", ["missing", "changed", "manifest", "repeated", "row missing", "path", "type"])
 def test_damaged_parts_are_rejected(
     cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -301,8 +301,14 @@ def test_damaged_parts_are_rejected(
         part.write_bytes(b"damaged")
     elif damage == "manifest":
         manifest["parts"]["model.safetensors"]["w"][1] = [7, 3]
-    else:
+    elif damage == "repeated":
         manifest["parts"]["model.safetensors"]["w"][2] *= 2
+    elif damage == "row missing":
+        manifest["parts"]["model.safetensors"]["w"][2].pop()
+    elif damage == "path":
+        manifest["parts"]["model.safetensors"]["n"][2][0][0] = "../state.json"
+    else:
+        manifest["parts"]["model.safetensors"]["n"][0] = "I4"
     path.write_text(json.dumps(manifest))
     assert get(tmp_path / "model") == 2 and not (tmp_path / "model").exists()
     told = {"missing": f"{part.name} has not arrived", "changed": f"{part.name}: found SHA-256"}

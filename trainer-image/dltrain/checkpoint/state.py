@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dltrain.checkpoint import parts, tensor_file
-from dltrain.checkpoint.parts import Table
+from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.parts import Table
+from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import content
 from dltrain.comm.process_group import ProcessGroup

@@ -26,8 +26,10 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from dltrain.checkpoint import parts, tensor_file
-from dltrain.checkpoint.parts import PartsFile, Table
+from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.parts import Table
+from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.tensor_file import TensorFile, Written
 from dltrain.host.volume_access import PAUSES_S, is_input_error, is_transient, retry
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlcontract.checkpoint.parts import header
 from dltrain.host.volume_access import retry
 
 PIECE_NBYTES = 4 * 2**20
@@ -29,6 +29,7 @@ NAMES = {
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 """The name of each torch dtype in the safetensors format."""
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,8 @@ class TensorFile:
         self.path = path
         header = json.loads(retry(self._header, str(path)))
         header.pop("__metadata__", None)
-        dtypes = {name: dtype for dtype, name in NAMES.items()}
         self.entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            name: (dtypes[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()
+            name: (DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()
         }
         self._offsets = {name: self._begin + entry["data_offsets"][0] for name, entry in header.items()}
 
@@ -150,22 +150,14 @@ def streamed(
     The file's header comes first, then the tensors' bytes, sorted by decreasing element size so that all are aligned.
     Raise ValueError for a dtype that the format does not support.
     """
-    order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
-    header: dict[str, object] = {}
-    at = 0
-    for name in order:
-        dtype, shape = entries[name]
+    for name, (dtype, _) in entries.items():
         if dtype not in NAMES:
             raise ValueError(
                 f"checkpoint: found tensor {name} of {dtype}; expected one of {list(NAMES)}. Convert the "
                 "tensor to one of these dtypes"
             )
-        end = at + prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    order, begin = header({name: (NAMES[dtype], shape) for name, (dtype, shape) in entries.items()})
+    yield begin
     for name in order:
         data = tensor(name).reshape(-1).view(torch.uint8).numpy().data
         for begin in range(0, len(data), PIECE_NBYTES):

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dltrain.checkpoint import parts
-from dltrain.checkpoint.parts import PartsFile, Table
+from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.parts import Table
+from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.sharded import exchange
 from dltrain.checkpoint.state import PartTarget
 from dltrain.checkpoint.store import MODEL, SHARDED_FORMAT, Checkpoints, CheckpointStore, Snapshot, Stored
@@ -118,6 +119,9 @@ class ShardedCheckpoints:
             if (size := (temporary / name).stat().st_size) != written.nbytes:
                 raise OSError(errno.ESTALE, f"found {size} bytes; expected {written.nbytes}", str(temporary / name))
         if snapshot.export:
-            files[MODEL] = parts.export(temporary / MODEL, PartsFile(temporary, table[MODEL]))
+            try:
+                files[MODEL] = tensor_file.write_pieces(temporary / MODEL, parts.joined(temporary, table[MODEL]))
+            except ValueError as error:  # This pod sees an older content of the volume.
+                raise OSError(errno.ESTALE, str(error), str(temporary)) from None
         fields = {"format": SHARDED_FORMAT, "parts": parts.to_json(table)}
         return self._on_rank_0().commit(snapshot, temporary, files, fields)

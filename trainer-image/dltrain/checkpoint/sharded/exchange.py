@@ -37,11 +37,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_all
 from torch.distributed.checkpoint.state_dict_saver import save as save_all
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
+from dlcontract.checkpoint.parts import Chunk, ShardedTensor, Table, check, part_name, row_count
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.parts import Chunk, PartsFile, ShardedTensor, Table, check, part_name, row_count
+from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.state import PartTarget
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, Snapshot
-from dltrain.checkpoint.tensor_file import Written
+from dltrain.checkpoint.tensor_file import DTYPES, NAMES, Written
 from dltrain.comm.algorithms.torch_distributed import interpret
 from dltrain.host.volume_access import retry
 from dltrain.protocol.errors import CheckpointVolumeError
@@ -170,7 +171,7 @@ class _Writer(StorageWriter):
             assert isinstance(found, TensorStorageMetadata), "there are only tensors"
             ordered = tuple(sorted(chunks[key], key=lambda chunk: chunk.begin))
             file, name = _file_and_name(key)
-            table[file][name] = ShardedTensor(found.properties.dtype, tuple(found.size), ordered)
+            table[file][name] = ShardedTensor(NAMES[found.properties.dtype], tuple(found.size), ordered)
         check(table)
         self._commit(parts, table)
 
@@ -262,7 +263,7 @@ class _Reader(StorageReader):
                     _box(chunk.begin, (chunk.rows, *tensor.shape[1:]) if tensor.shape else ())
                     for chunk in tensor.chunks
                 ]
-                properties = TensorProperties(tensor.dtype)
+                properties = TensorProperties(DTYPES[tensor.dtype])
                 found[_key(file, name)] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         return Metadata(found)
 

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from dltrain.checkpoint import parts, tensor_file
-from dltrain.checkpoint.parts import PartsFile
+from dlcontract.checkpoint import parts
+from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import MANIFEST, MODEL
 
 
@@ -23,9 +23,9 @@ def export(folder: Path, path: Path) -> None:
     if not isinstance(manifest, dict) or "parts" not in manifest:
         raise ValueError(f"{folder}: found a checkpoint without parts; expected a sharded one. Use its {MODEL}")
     try:
-        model = PartsFile(folder, parts.parse(manifest["parts"])[MODEL])
+        model = parts.parse(manifest["parts"])[MODEL]
         claims = {name: claim["sha256"] for name, claim in manifest["files"].items()}
-        names = {chunk.file for tensor in model.tensors.values() for chunk in tensor.chunks}
+        names = {chunk.file for tensor in model.values() for chunk in tensor.chunks}
         for name in sorted(names):
             if (found := tensor_file.sha256(folder / name)) != claims[name]:
                 raise ValueError(
@@ -39,7 +39,7 @@ def export(folder: Path, path: Path) -> None:
         ) from None
     if path.exists():
         raise ValueError(f"{path}: found an existing file; expected a new one. Choose another name")
-    parts.export(path, model)
+    tensor_file.write_pieces(path, parts.joined(folder, model))
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""The format of checkpoints, as far as both the trainer and the command line read it."""
