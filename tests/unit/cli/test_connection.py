@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dljob.cli import main, remote
-from dljob.cli.commands import run, top
+from dljob.cli.commands import run
 from dljob.kube import Api, ApiError
 from dljob.sdk import Client, DLJobError
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
@@ -96,7 +96,7 @@ class TestFollowing:
             return await find(self, *where, **options)
 
         monkeypatch.setattr(Api, "find", found)
-        monkeypatch.setattr(top.time, "sleep", slept)
+        monkeypatch.setattr("dljob.cli.commands.top.time.sleep", slept)
 
     def test_top_survives_a_restart_of_the_api_server(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

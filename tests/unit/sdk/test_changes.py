@@ -1,12 +1,13 @@
 """Tests of the SDK against an API server over HTTP: changes of a job, and their end by another submit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import DLJOB
-from dljob.sdk import Client
+from dljob.sdk import Client, Job
 from support.servers.threaded_api import ThreadedApiServer
 from support.specs.small_specs import JOB, MINIMAL
 
@@ -23,13 +24,13 @@ class TestChanges:
             spec = api.job("a")["spec"]
             assert {key: spec[key] for key in changed} == changed
 
-    @pytest.mark.parametrize("name", ["suspend", "scale"])
+    @pytest.mark.parametrize("change", [Job.suspend, lambda job: job.scale(2)], ids=["suspend", "scale"])
     def test_submit_ends_a_change_that_the_manifest_lacks(
-        self, name: str, client: Client, api: ThreadedApiServer
+        self, change: Callable[[Job], None], client: Client, api: ThreadedApiServer
     ) -> None:
         """Fixed bug: a suspended job stayed suspended, because the change belonged to no apply."""
         job = client.submit(JOB)
-        job.suspend() if name == "suspend" else job.scale(2)
+        change(job)
         assert api.job("a")["spec"] != MINIMAL
         client.submit(JOB)
         assert api.job("a")["spec"] == MINIMAL and api.job("a")["metadata"]["uid"] == job.uid
