@@ -15,24 +15,31 @@ and memory requests of pods.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from benchmarks.perfmodel.scoring.scoring import Floats, ape, mean, median, over_workloads, p90
 from benchmarks.perfmodel.scoring.table import Cell, Table, machine
-from benchmarks.perfmodel.structures import Measured, collected, measured, of_built_in
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from dlcontract.hardware import ReferenceNet
+from dlcontract.structures import MIN_STRUCTURES, structures
 from dljob.calibrate.hardware import workload_of
 from dljob.cluster import catalogue
 from dljob.perf.fit.fitting import positive_fit
 from dljob.perf.resources import memory
 from dljob.perf.step.compute import regressed, roofline
 from dljob.perf.workload import structure
+from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.workload import Workload, builtin
-from dltrain.hardware_probe.structures import prepare, resident_KiB
+from dltrain.hardware_probe.structures import first_step, in_own_process, prepare, resident_KiB
+from dltrain.models import InputShape, build
 
 Terms = dict[str, float]
 FOLDS = 5
@@ -43,6 +50,77 @@ BUILT_IN = (
     ("gpt-mini", "synthetic-tokens", (2, 8)),
     ("resnet18", "synthetic-images", (2, 8)),
 )
+
+
+@dataclass(frozen=True)
+class Measured:
+    cpu_s: float
+    """CPU time of a step."""
+    grown_nbytes: int
+    """Peak memory of the process minus its memory before the model was built."""
+
+
+def measured(make: Callable[[], Callable[[], None]]) -> Measured:
+    """Measure a step in a forked process, as the hardware probe does. ``make``: see ``in_own_process``.
+
+    This process has imported PyTorch but computed nothing, because PyTorch's threads do not survive a fork.
+    """
+    cpu_s, grown_KiB = in_own_process(make)
+    if not cpu_s:
+        raise SystemExit("a measuring process exited early; it may have run out of memory")
+    return Measured(cpu_s, 1024 * grown_KiB)
+
+
+def of_built_in(name: str, dataset: str, batch: int) -> Callable[[], None]:
+    """Return a training step like the trainer's: SGD with momentum; gradient buffers persist between steps."""
+    data, tokens = DATASETS[dataset], dataset == "synthetic-tokens"
+    shape = (batch, *data.shape)
+    x = torch.randint(0, data.classes, shape) if tokens else torch.randn(shape)
+    y = torch.randint(0, data.classes, shape if tokens else (batch,))
+    model: nn.Module = build(name, InputShape(data.shape, data.classes, tokens))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        logits = model(x)
+        cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return run
+
+
+def key_of(net: ReferenceNet) -> str:
+    """Return a network as text, by which the rows of a file name it."""
+    return json.dumps([net.shape, net.layers, net.batches])
+
+
+def collected(count: int, budget_s: float, file: Path | None) -> tuple[list[ReferenceNet], list[Measured]]:
+    """Measure the first ``count`` networks, or as many as the budget allows.
+
+    ``file``: measurements of earlier runs, which are not measured again; new ones are appended. Rows of releases that
+    drew other networks are ignored.
+    """
+    rows: dict[str, Measured] = {}
+    if file is not None and file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            rows[json.dumps(row["structure"])] = Measured(**row["measured"])
+    began = time.perf_counter()
+    wanted = structures(count)
+    for net in wanted:
+        key = key_of(net)
+        if key in rows or time.perf_counter() - began > budget_s:
+            continue
+        rows[key] = measured(partial(first_step, net))
+        if file is not None:
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps({"structure": json.loads(key), "measured": vars(rows[key])}) + "\n")
+    done = [net for net in wanted if key_of(net) in rows]
+    if len(done) < MIN_STRUCTURES:
+        raise SystemExit(
+            f"found {len(done)} measured structures; expected at least {MIN_STRUCTURES}. Increase --seconds."
+        )
+    return done, [rows[key_of(net)] for net in done]
 
 
 def fitted(terms: Sequence[Terms], amounts: Floats) -> dict[str, float]:
@@ -173,14 +251,14 @@ def main() -> None:
     torch.set_num_threads(1)
     prepare()
     base_KiB = resident_KiB("VmRSS")
-    structures, rows = collected(options.structures, options.seconds, options.rows)
+    nets, rows = collected(options.structures, options.seconds, options.rows)
     known = [
         (builtin(name, dataset), batch, measured(lambda n=name, d=dataset, b=batch: of_built_in(n, d, b)))  # type: ignore[misc]
         for name, dataset, batches in BUILT_IN
         for batch in batches
     ]
-    found = tables(structures, rows, known)
-    pairs = pairs_of(structures)
+    found = tables(nets, rows, known)
+    pairs = pairs_of(nets)
     times = fitted([time_row(*pair) for pair in pairs], np.array([row.cpu_s for row in rows]))
     growth = fitted([structure.growth_terms(*pair) for pair in pairs], np.array([float(r.grown_nbytes) for r in rows]))
     constants = {

@@ -28,7 +28,7 @@ NET = ReferenceNet(
 MEASURE = f"""
 from functools import partial
 import torch
-from benchmarks.perfmodel.structures import measured
+from benchmarks.perfmodel.structure_regression import measured
 from dlcontract.hardware import ReferenceNet
 from dltrain.hardware_probe.structures import first_step, prepare
 torch.set_num_threads(1)
@@ -53,8 +53,7 @@ def test_network_matches_its_predicted_time_and_memory() -> None:
 
 def test_regression_predicts_measurements_made_with_its_formula(tmp_path: Path) -> None:
     """The rows of a file are not measured again. If they follow the formula, unseen structures are predicted."""
-    from benchmarks.perfmodel.structure_regression import tables
-    from benchmarks.perfmodel.structures import collected, key_of
+    from benchmarks.perfmodel.structure_regression import collected, key_of, tables
 
     def cpu_s(net: ReferenceNet) -> float:
         work = workload_of(net)

@@ -179,3 +179,13 @@ class Trainer(ApiModel):
         if agent is AgentSource.AUTO and (self.image is None or self.framework is Framework.DLTRAIN):
             return AgentSource.FROM_IMAGE
         return agent
+
+    @property
+    def threads(self) -> int | None:
+        """Return the number of threads that OMP_NUM_THREADS in ``env`` sets for each rank; None if it sets none.
+
+        In a list, such as 4,2, the first number counts, as for ``dltrain.host.cgroup``.
+        """
+        asked = (item.value or "" for item in self.env if item.name == "OMP_NUM_THREADS")
+        number = next(asked, "").partition(",")[0].strip()
+        return int(number) or None if number.isdecimal() else None

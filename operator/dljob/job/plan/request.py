@@ -24,7 +24,6 @@ from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
 from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
-from dljob.job.plan.stored import threads_in_environment
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
@@ -129,7 +128,7 @@ def planner_request(
         tolerations=spec.scheduling.tolerations,
         cpu_per_pod=float(quantity(resources.cpu)) if resources.cpu else None,
         cpu_limit_per_pod=float(quantity(resources.cpu_limit)) if resources.cpu_limit else None,
-        threads_per_rank=threads_in_environment(spec),
+        threads_per_rank=spec.trainer.threads,
         memory_per_pod_nbytes=int(quantity(resources.memory)) if resources.memory else None,
         minimize=spec.objective.minimize.value,
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,

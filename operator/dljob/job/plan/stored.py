@@ -68,23 +68,13 @@ def threads(spec: DLJobSpec, group: PodGroup) -> int:
 
     It is the value of OMP_NUM_THREADS in the spec or else the rank's part of the lower of CPU request and CPU limit.
     """
-    if (asked := threads_in_environment(spec)) is not None:
+    if (asked := spec.trainer.threads) is not None:
         return asked
     own = spec.resources
     cpus = [float(quantity(each)) for each in (own.cpu, own.cpu_limit) if each]
     if not own.cpu:
         cpus.append(group.cpu_m / 1000)
     return max(1, int(min(cpus) / group.ranks_per_node))
-
-
-def threads_in_environment(spec: DLJobSpec) -> int | None:
-    """Return the number of threads that OMP_NUM_THREADS in the spec sets for each rank; None if it sets none.
-
-    In a list, such as 4,2, the first number counts, as for ``dltrain.host.cgroup``.
-    """
-    asked = (item.value or "" for item in spec.trainer.env if item.name == "OMP_NUM_THREADS")
-    number = next(asked, "").partition(",")[0].strip()
-    return int(number) or None if number.isdecimal() else None
 
 
 class StoredPlan(BaseModel):
