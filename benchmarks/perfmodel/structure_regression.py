@@ -4,11 +4,11 @@
         [--json]
 
 The networks are the CNNs and transformers of ``dljob probe --structures``. The benchmark trains each for a few steps in
-its own process with one thread, by the code of the probe. It regresses the CPU seconds of a step and the growth of the process's memory
-on features of the layer table. Each structure is predicted from the others (five folds), then the larger half from the
-smaller one, compared with the roofline of the data sheet. Last it predicts the built-in models, which are not part of
-the fit. ``--refit`` prints the constants of ``dljob.perf.workload.structure``, from which the operator derives the CPU
-and memory requests of pods.
+its own process with one thread, by the code of the probe. It regresses the CPU seconds of a step and the growth of the
+process's memory on features of the layer table. Each structure is predicted from the others (five folds), then the
+larger half from the smaller one, compared with the roofline of the data sheet. Last it predicts the built-in models,
+which are not part of the fit. ``--refit`` prints the constants of ``dljob.perf.workload.structure``, from which the
+operator derives the CPU and memory requests of pods.
 
 ``--rows`` stores measurements. Structures in the file are not measured again, so an interrupted run can continue.
 """

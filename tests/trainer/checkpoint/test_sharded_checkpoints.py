@@ -38,7 +38,10 @@ def save(checkpoints: Checkpoints, step: int, ranks: int = 3) -> Path:
                     own[key] = tensor[rows[rank]].contiguous() if tensor.dim() else tensor
                     chunks[key].append(Chunk(name, int(rows[rank][0]), len(rows[rank])))
             files[name] = tensor_file.write(folder / name, own)
-        table[file] = {k: ShardedTensor(tensor_file.NAMES[t.dtype], tuple(t.shape), tuple(chunks[k])) for k, t in whole.items()}
+        table[file] = {
+            key: ShardedTensor(tensor_file.NAMES[tensor.dtype], tuple(tensor.shape), tuple(chunks[key]))
+            for key, tensor in whole.items()
+        }
     fields = {"format": SHARDED_FORMAT, "parts": parts.to_json(table)}
     path, _ = checkpoints.commit(Snapshot(step, {}, {}), folder, files, fields)
     return path

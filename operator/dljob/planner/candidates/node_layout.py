@@ -75,7 +75,8 @@ def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
     """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
     found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request))}
     if not pool.is_gpu and not request.cpu_per_pod:
-        found |= {Layout(ranks, _threads(cpus // ranks, request)) for cpus in _totals(pool, request) if cpus >= 2 * ranks}
+        totals = [cpus for cpus in _totals(pool, request) if cpus >= 2 * ranks]
+        found |= {Layout(ranks, _threads(cpus // ranks, request)) for cpus in totals}
     return sorted(found, key=lambda each: each.cores)
 
 

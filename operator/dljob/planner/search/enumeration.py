@@ -59,7 +59,7 @@ class Search:
             for name, most in request.gpus_max.items()
         ]
         self._devices = np.array([o.ranks_per_node * (1 if o.pool.is_gpu else max(1.0, o.cores)) for o in options])
-        requested = request.cpu_per_pod or np.inf  # Ranks may compute with more threads than CPUs are requested for them.
+        requested = request.cpu_per_pod or np.inf  # Ranks may compute with more threads than requested CPUs.
         self._cpus = np.array([0.0 if o.pool.is_gpu or o.cpus <= 1 else min(o.cpus, requested) for o in options])
         self._device = np.array(_numbered([o.label for o in options]))
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
