@@ -169,9 +169,7 @@ def scored(quantity: str, unit: str, groups: dict[str, dict[str, tuple[Floats, F
     return Table(f"{quantity}, % ({unit})", ("method", "scored on", "n", "mean", "median", "p90", "bias"), tuple(rows))
 
 
-def tables(
-    nets: list[ReferenceNet], rows: list[Measured], known: list[tuple[Workload, int, Measured]]
-) -> list[Table]:
+def tables(nets: list[ReferenceNet], rows: list[Measured], known: list[tuple[Workload, int, Measured]]) -> list[Table]:
     """Score step times, memory, and the memory requests of pods."""
     pairs = pairs_of(nets)
     cpu_s = np.array([row.cpu_s for row in rows])
