@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH
-from benchmarks.perfmodel import structures
+from benchmarks.perfmodel import structure_regression
 from benchmarks.perfmodel.core_scaling import MACHINE
 from benchmarks.perfmodel.prediction import train
 
@@ -41,6 +41,7 @@ from dljob.job.plan.request import planner_request
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.planner import Decision, plan
+from dltrain.hardware_probe.structures import prepare
 
 CASES = (
     ("mlp", "digits", 64, 300),
@@ -88,7 +89,8 @@ class Case:
 
     def computing_s(self) -> float:
         """Return the CPU time in seconds of the computing of a step, without trainer and communication."""
-        return structures.measured(lambda: structures.of_built_in(self.model, self.dataset, self.batch)).cpu_s
+        of_built_in = structure_regression.of_built_in
+        return structure_regression.measured(lambda: of_built_in(self.model, self.dataset, self.batch)).cpu_s
 
     def measured(self, computing_only: bool) -> dict[str, float]:
         """Return the seconds of a step: median, lower decile and, on one rank, CPU time of computing."""
@@ -161,7 +163,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file of rows and probes to create or extend")
     parser.add_argument("--computing", action="store_true", help="measure CPU times of computing alone")
     options = parser.parse_args()
-    structures.prepare()
+    prepare()
     torch.set_num_threads(1)
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     rows: list[dict[str, Any]] = before.get("rows", [])

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlcontract import CHECKPOINT_DIR
+from dlcontract.checkpoint.parts import MODEL
 from dljob.client import model_parts, reader_pod
 from dljob.client.errors import BadInputError
 from dljob.client.pod_exec import ExecError, output
@@ -239,7 +240,7 @@ async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
         _check_sums(temporary, manifest)
         if model_parts.only_in_parts(manifest):
             model_parts.join(temporary, manifest)
-            names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {model_parts.MODEL})
+            names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {MODEL})
         temporary.chmod(stat.S_IMODE(folder.stat().st_mode) if folder.is_dir() else 0o755)
         temporary.replace(folder)
         return names

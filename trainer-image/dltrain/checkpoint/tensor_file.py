@@ -156,8 +156,8 @@ def streamed(
                 f"checkpoint: found tensor {name} of {dtype}; expected one of {list(NAMES)}. Convert the "
                 "tensor to one of these dtypes"
             )
-    order, begin = header({name: (NAMES[dtype], shape) for name, (dtype, shape) in entries.items()})
-    yield begin
+    order, first = header({name: (NAMES[dtype], shape) for name, (dtype, shape) in entries.items()})
+    yield first
     for name in order:
         data = tensor(name).reshape(-1).view(torch.uint8).numpy().data
         for begin in range(0, len(data), PIECE_NBYTES):

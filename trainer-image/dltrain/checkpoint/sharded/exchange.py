@@ -310,7 +310,7 @@ def load(folder: Path, table: Table, target: PartTarget, group: Any) -> dict[int
     entries: dict[int, dict[str, Any]] = {}
     for name, tensor in table[OPTIMIZER].items():
         index, _, key = name.partition(".")
-        value, rows, begin = target.optimizer_space(int(index), key, tensor.dtype, tensor.shape)
+        value, rows, begin = target.optimizer_space(int(index), key, DTYPES[tensor.dtype], tensor.shape)
         entries.setdefault(int(index), {})[key] = value
         targets[_key(OPTIMIZER, name)] = rows, begin
     try:
