@@ -12,6 +12,7 @@ from torch import Tensor
 from dltrain.checkpoint import parts, tensor_file
 from dltrain.checkpoint.parts import Chunk, ShardedTensor, part_name
 from dltrain.checkpoint.sharded.export import export
+from dltrain.checkpoint.sharded.verification import divide
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
@@ -161,12 +162,38 @@ def test_rank_killed_while_writing_leaves_the_checkpoint_before(tmp_path: Path) 
     assert not list(job.glob(".step-*")), "the rest of the interrupted checkpoint is removed"
 
 
+def test_ranks_verify_the_parts_that_they_read(checkpoints: Checkpoints) -> None:
+    manifest = json.loads((save(checkpoints, 1, ranks=4) / MANIFEST).read_text())
+    manifest["files"][MODEL] = {"nbytes": 1, "sha256": ""}
+
+    def shares(ranks: int) -> list[int]:
+        found = divide(manifest, ranks)
+        assert found.keys() == manifest["files"].keys(), "each file has one rank"
+        assert found["state.json"] == 0, "rank 0 reads it"
+        assert found[MODEL] == ranks - 1, "the last rank has the smallest parts"
+        by_file = [[found[part_name(file, rank)] for rank in range(4)] for file in (MODEL, OPTIMIZER)]
+        assert by_file[0] == by_file[1]
+        return by_file[0]
+
+    assert [shares(ranks) for ranks in (1, 2, 4, 8)] == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3], [0, 2, 4, 6]]
+    del manifest["parts"][OPTIMIZER], manifest["files"][MODEL]
+    assert divide(manifest, 4)[part_name(OPTIMIZER, 3)] == 0, "rank 0 verifies what no part names"
+
+
+@pytest.mark.mpi(2)
+def test_ranks_verify_together_and_use_the_same_checkpoint(tmp_path: Path) -> None:
+    output = run_ranks(2, BODY, "2", tmp_path, "verified", "damaged", timeout_s=180).output
+    assert "each rank verifies its files" in output and "resumed from step 6 after damage" in output, output
+    assert "resumed from step 6 in" in output, output
+
+
 @pytest.mark.mpi(2)
 def test_ranks_write_in_the_background_and_share_errors(tmp_path: Path) -> None:
-    output = run_ranks(2, BODY, "2", tmp_path, "background", "separate", "full", timeout_s=120).output
+    output = run_ranks(2, BODY, "2", tmp_path, "background", "separate", "gathered", "full", timeout_s=120).output
     assert "training continues while parts are written" in output and "rank 0 writes the whole state" in output
     assert "a full volume is an error on all ranks" in output, output
-    assert output.count("found ranks that do not see the files of rank 0") == 1, output
+    assert output.count("found ranks that do not see the files of rank 0") == 2, output
+    assert "rank 0 gathers one state at a time" in output, output
 
 
 @pytest.mark.mpi
