@@ -5,6 +5,7 @@ failed. A part is a safetensors file with consecutive rows of each tensor, so th
 another, are those of the tensor. The manifest of the checkpoint has the order.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from io import BytesIO
@@ -34,6 +35,7 @@ def join(folder: Path, manifest: Mapping[str, Any]) -> None:
     ``manifest``: the content of the checkpoint's manifest. Raise BadInputError if it does not fit the parts.
     """
     try:
+        _check_hash(manifest)
         table = {str(name): _row(row) for name, row in manifest["parts"][MODEL].items()}
         paths = {path.name: path for path in folder.glob(f"{PART}*")}
         places = {name: _places(path) for name, path in paths.items()}
@@ -58,6 +60,14 @@ def join(folder: Path, manifest: Mapping[str, Any]) -> None:
         ) from None
     for path in paths.values():
         path.unlink()
+
+
+def _check_hash(manifest: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``manifest`` does not match the hash of itself that it has, unless it has none."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    if manifest.get("sha256") not in (None, found):
+        raise ValueError("found content that does not match its field sha256")
 
 
 def _row(row: Any) -> tuple[str, list[int], list[str]]:

@@ -1,5 +1,6 @@
 """Tests of sharded checkpoints: the parts of all ranks in one checkpoint, and faults while they are written."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dltrain.checkpoint import parts, tensor_file
-from dltrain.checkpoint.parts import Chunk, ShardedTensor, part_name
+from dltrain.checkpoint.parts import Chunk, PartsFile, ShardedTensor, part_name
 from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.sharded.verification import divide
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
@@ -86,12 +87,31 @@ def test_export_rejects_what_it_cannot_read(checkpoints: Checkpoints, tmp_path: 
     with pytest.raises(ValueError, match="found a checkpoint without parts"):
         export(whole, tmp_path / MODEL)
     folder = save(checkpoints, 2)
+    manifest = (folder / MANIFEST).read_bytes()
+    (folder / MANIFEST).write_bytes(manifest.replace(b'"step": 2', b'"step": 3'))
+    with pytest.raises(ValueError, match="does not match its field sha256"):
+        export(folder, tmp_path / MODEL)
+    (folder / MANIFEST).write_bytes(manifest)
     with pytest.raises(ValueError, match="found an existing file"):
         export(folder, folder / MANIFEST)
     (folder / part_name(MODEL, 1)).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=f"{part_name(MODEL, 1)}: found SHA-256"):
         export(folder, tmp_path / MODEL)
     assert not (tmp_path / MODEL).exists()
+
+
+def test_export_that_fails_leaves_no_file(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(checkpoints, 1)
+
+    def read(parts_file: PartsFile, name: str) -> Tensor:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PartsFile, "read", read)
+    with pytest.raises(OSError, match="No space left"):
+        export(folder, tmp_path / MODEL)
+    assert {path.name for path in tmp_path.iterdir()} == {"job"}
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "short"])

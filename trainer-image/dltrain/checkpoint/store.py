@@ -258,7 +258,7 @@ class Checkpoints:
             "files": {name: asdict(written) for name, written in files.items()},
             **fields,
         }
-        manifest = json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
+        manifest = json.dumps(content | {"sha256": digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
@@ -325,7 +325,7 @@ class Checkpoints:
         try:
             manifest = json.loads(read(MANIFEST, Path.read_bytes))
             claimed = manifest.pop("sha256", None)
-            if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
+            if claimed not in (None, digest(manifest)):  # None: an older version wrote no hash of the manifest.
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
             if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
                 found, expected = f"{folder} of format {manifest['format']}", f"format {FORMAT} or {SHARDED_FORMAT}"
@@ -373,7 +373,7 @@ def _tell(text: str) -> None:
     print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def digest(manifest: Mapping[str, Any]) -> str:
     """Return the hash of a checkpoint's manifest. The manifest itself stores it, as an additional field.
 
     Without this hash, a flipped bit in the manifest could look like another model's checkpoint.
