@@ -15,6 +15,8 @@ from dltrain.checkpoint.parts import Chunk, PartsFile, ShardedTensor, part_name
 from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.sharded.verification import divide
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
+from dltrain.protocol.errors import FencedError
+from dltrain.protocol.volume_layout import TERM
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
 BODY = BODIES / "faults/sharded_checkpoints.py"
@@ -114,6 +116,19 @@ def test_export_that_fails_leaves_no_file(
     assert {path.name for path in tmp_path.iterdir()} == {"job"}
 
 
+def test_opening_frees_the_space_of_a_checkpoint_that_was_interrupted(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1)
+    left = checkpoints.directory / ".step-0000000002.0123456789abcdef"
+    left.mkdir()
+    (left / part_name(MODEL, 0)).write_bytes(b"incomplete")
+    (checkpoints.directory / TERM).write_text("2")
+    with pytest.raises(FencedError):
+        Checkpoints(checkpoints.directory, "x", keep=2, term=1)
+    assert left.exists(), "a run that is fenced removes nothing"
+    reopened = Checkpoints(checkpoints.directory, "x", keep=2, term=2)
+    assert not left.exists() and loaded(reopened).step == 1
+
+
 @pytest.mark.parametrize("damage", ["missing", "changed", "short"])
 @pytest.mark.parametrize("file", [MODEL, OPTIMIZER])
 def test_damaged_part_is_named_and_the_checkpoint_before_is_used(
@@ -190,7 +205,7 @@ def test_ranks_verify_the_parts_that_they_read(checkpoints: Checkpoints) -> None
         found = divide(manifest, ranks)
         assert found.keys() == manifest["files"].keys(), "each file has one rank"
         assert found["state.json"] == 0, "rank 0 reads it"
-        assert found[MODEL] == ranks - 1, "the last rank has the smallest parts"
+        assert found[MODEL] == {1: 0, 2: 1, 4: 3, 8: 1}[ranks], "the rank with the fewest bytes"
         by_file = [[found[part_name(file, rank)] for rank in range(4)] for file in (MODEL, OPTIMIZER)]
         assert by_file[0] == by_file[1]
         return by_file[0]
@@ -204,7 +219,7 @@ def test_ranks_verify_the_parts_that_they_read(checkpoints: Checkpoints) -> None
 def test_ranks_verify_together_and_use_the_same_checkpoint(tmp_path: Path) -> None:
     output = run_ranks(2, BODY, "2", tmp_path, "verified", "damaged", timeout_s=180).output
     assert "each rank verifies its files" in output and "resumed from step 6 after damage" in output, output
-    assert "resumed from step 6 in" in output, output
+    assert output.count("resumed from step 6 in") == 2, output
 
 
 @pytest.mark.mpi(2)

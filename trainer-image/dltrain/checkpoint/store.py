@@ -187,6 +187,7 @@ class Checkpoints:
             final = self.directory / stale.name.removeprefix(".").removesuffix(_STALE)
             if not final.exists():
                 stale.rename(final)
+        _remove(*self.directory.glob(".step-*"))  # of runs that were killed: the next checkpoint may need the space
 
     def _claim(self) -> None:
         """Store this run's term in the directory if it is higher than the stored one.
@@ -353,11 +354,8 @@ class Checkpoints:
         steps = self.steps()
         doubtful = self._corrupt | self._unreadable
         good = [step for step in steps if step <= newest and step not in doubtful][-self.keep :]
-        for step in steps:
-            if step in self._corrupt or step < good[0]:
-                _remove(self.directory / step_name(step))
-        for leftover in self.directory.glob(".step-*"):
-            _remove(leftover)
+        _remove(*(self.directory / step_name(step) for step in steps if step in self._corrupt or step < good[0]))
+        _remove(*self.directory.glob(".step-*"))
 
 
 _STALE = ".stale"
@@ -396,5 +394,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

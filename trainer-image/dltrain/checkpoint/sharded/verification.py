@@ -7,6 +7,7 @@ old listing of a folder on a network file system. So rank 0 reads again what ano
 import errno
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Verification:
                     continue
                 path = folder / name
                 try:
-                    if retry(lambda path=path: tensor_file.sha256(path), str(path), pauses) != claimed:  # type: ignore[misc]
+                    if retry(partial(tensor_file.sha256, path), str(path), pauses) != claimed:
                         failures[name] = f"found content of {name} that does not match its sha256"
                 except OSError as error:
                     failures[name] = f"cannot read {name}: {error.strerror or error}"
