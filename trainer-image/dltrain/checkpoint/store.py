@@ -278,9 +278,10 @@ class Checkpoints:
     def load(self, verify: Verify | None = None) -> Stored | None:
         """Return the newest checkpoint with valid hashes, or None if no checkpoint is valid. Read no tensors yet.
 
-        ``verify``: a function that verifies all files of a sharded checkpoint; None: this rank does. Read again after a transient error. If a checkpoint cannot be read, use an older checkpoint. Change no file.
-        Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if some
-        checkpoints cannot be read and no other checkpoint is valid.
+        ``verify``: a function that verifies all files of a sharded checkpoint; None: this rank does. Read again after a
+        transient error. If a checkpoint cannot be read, use an older checkpoint. Change no file. Raise BadInputError if
+        the checkpoint has another model or format, and CheckpointVolumeError if some cannot be read and no other
+        checkpoint is valid.
         """
         pauses, error = iter(PAUSES_S), None  # all checkpoints share one budget of repetitions
         self._corrupt, self._unreadable = set(), set()
@@ -306,8 +307,8 @@ class Checkpoints:
     def _read(self, folder: Path, pauses: Iterator[float], verify: Verify | None) -> Stored:
         """Verify and open the checkpoint in ``folder``. ``pauses``: yields the seconds before each retry.
 
-        ``verify``: as in ``load``. Raise OSError if the checkpoint cannot be read, _CorruptError if it is damaged, and BadInputError if it has
-        another model or format.
+        ``verify``: as in ``load``. Raise OSError if the checkpoint cannot be read, _CorruptError if it is damaged, and
+        BadInputError if it has another model or format.
         """
 
         def read(name: str, reader: Callable[[Path], T]) -> T:

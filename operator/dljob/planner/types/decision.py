@@ -55,8 +55,8 @@ class Prediction:
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
     gathering_s: float = 0.0
-    """Seconds for which training pauses for a checkpoint until rank 0 has gathered the whole state. 0 if each rank writes
-    its part, and for strategies whose pause is not predicted."""
+    """Seconds for which training pauses for a checkpoint until rank 0 has gathered the whole state. 0 if each rank
+    writes its part, and for strategies whose pause is not predicted."""
 
     @property
     def step_p10_s(self) -> float:

@@ -104,7 +104,7 @@ def test_several_pods_have_room_for_the_gathered_state_once_each() -> None:
     one = tuple(replace(node, devices=1, free_devices=1) for node in CLUSTER.nodes)
     single = replace(LARGE, **SHARDED, parameters=10**9, fixed=(FixedChoice(A100, 4, 1),), global_batch=64)
     volume, store = (
-        chosen(replace(single, checkpoints_in_store=in_store), ClusterView(one)).prediction for in_store in (False, True)
+        chosen(replace(single, checkpoints_in_store=each), ClusterView(one)).prediction for each in (False, True)
     )
     more = store.host_memory_nbytes - volume.host_memory_nbytes
     assert more == pytest.approx(1.1 * (12 - 4) * 10**9 + STORE_CLIENT_NBYTES, rel=1e-6)

@@ -1,7 +1,7 @@
-"""Verify the hashes of a sharded checkpoint on all ranks, so that each rank reads what it has verified, and no more.
+"""Verify the hashes of a sharded checkpoint on all ranks, so that no rank has to read all of it.
 
-Rank 0 alone decides whether a checkpoint is damaged, because another rank may read other content than rank 0, such as an
-old listing of a folder on a network file system. So rank 0 reads again what another rank could not verify.
+Rank 0 alone decides whether a checkpoint is damaged, because another rank may read other content than rank 0, such as
+an old listing of a folder on a network file system. So rank 0 reads again what another rank could not verify.
 """
 
 import errno
@@ -79,7 +79,7 @@ class Verification:
         """Verify this rank's part of each checkpoint until rank 0 calls ``end``. Raise PeerLostError if one is lost."""
         pauses = iter(PAUSES_S)  # all checkpoints share one budget of repetitions
         while (asked := json.loads(self._process_group.broadcast(b""))) is not None:
-            folder, failures = Path(asked["folder"]), {}
+            folder, failures = Path(asked["folder"]), dict[str, str]()
             for name, (rank, claimed) in asked["files"].items():
                 if rank != self._process_group.rank:
                     continue

@@ -57,7 +57,8 @@ def interrupted(
 ) -> Prediction:
     """Add what interruptions cost to ``found``, the prediction of a plan without interruptions.
 
-    ``nodes``: number of nodes in the plan. ``writing``: how its ranks write a checkpoint. Return ``found`` if the nodes of the request's domain are never interrupted.
+    ``nodes``: number of nodes in the plan. ``writing``: how its ranks write a checkpoint. Return ``found`` if the nodes
+    of the request's domain are never interrupted.
     """
     if not request.domain.interruptions_per_h:
         return found

@@ -65,7 +65,7 @@ def held_nbytes(
 
 
 def copied_nbytes(workload: Workload, ranks: int, request: Request) -> float:
-    """Return the bytes of the state that rank 0 copies to main memory for a checkpoint, with stage 3 on ``ranks`` ranks.
+    """Return the bytes of state that rank 0 copies to main memory for a checkpoint, with stage 3 on ``ranks`` ranks.
 
     That is its part of the state if the checkpoints are on a volume, and the whole state, which it gathers, if they are
     in an object store.
@@ -93,7 +93,10 @@ def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Work
 
 
 def _largest(part: Part, stage: Literal[2, 3], request: Request, workload: Workload) -> int:
-    """Return the most samples in a micro-batch with which a rank fits into memory, at most its local batch; 0 if none."""
+    """Return the most samples in a micro-batch with which a rank fits into memory; 0 if it fits with none.
+
+    The result is at most the local batch size.
+    """
     option, local = part.option, ceil(request.global_batch / part.ranks)
 
     def fits(samples: int) -> bool:

@@ -27,8 +27,8 @@ from dltrain.checkpoint.sharded import verification
 from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, Checkpoints
 from dltrain.checkpoint.tensor_file import Written
-from dltrain.comm.process_group import ProcessGroup
 from dltrain.checkpoint.writer import CheckpointManager
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.pytorch import fsdp
 from dltrain.parallel.pytorch.fsdp import FullyShardedParallel
 from dltrain.protocol.errors import CheckpointError
@@ -189,7 +189,8 @@ def check_gathered(group: ProcessGroup, folder: Path) -> None:
         group, folder / str(group.rank), STEPS, interval_s=1e-6,
         stepped=lambda: group.rank > 0 or waited.is_set() or writing.wait(60),
     )  # fmt: skip
-    tensor_file.write, fsdp.FullyShardedParallel, training.CheckpointManager = original, strategy, manager  # type: ignore[misc]
+    tensor_file.write = original
+    fsdp.FullyShardedParallel, training.CheckpointManager = strategy, manager  # type: ignore[misc]
     assert waited.is_set() or group.rank > 0
     print_on_rank_0(group, "rank 0 gathers one state at a time")
 
@@ -280,7 +281,7 @@ def check_other_content(group: ProcessGroup, found: Callable[[], Any], newest: P
 
 
 def check_damaged(group: ProcessGroup, folder: Path) -> None:
-    """All ranks resume from the checkpoint before one whose part of rank 1 is damaged, and it equals one without damage."""
+    """All ranks resume from the checkpoint before one with a damaged part of rank 1."""
     trained(group, folder, STEPS // 2)
     trained(group, folder, STEPS)
     group.sum([0.0])
@@ -313,7 +314,8 @@ def check_memory(group: ProcessGroup, folder: Path) -> None:
         trainer.model(x).square().mean().backward()
         trainer.optimizer.step()
     # The code that a checkpoint runs for the first time is in memory, too, but is not memory for the state.
-    needed, state = memory("VmHWM") - began - (memory("RssFile") - files), 4 * 4 * LAYERS * WIDE**2  # AdamW with amsgrad: parameters and 3 moments
+    needed = memory("VmHWM") - began - (memory("RssFile") - files)
+    state = 4 * 4 * LAYERS * WIDE**2  # AdamW with amsgrad: parameters and 3 moments
     part, tensor = state / group.size, 4 * WIDE**2
     sys.stdout.write(f"rank {group.rank} of {group.size}: {needed / state:.2f} of the state\n")
     sys.stdout.flush()
