@@ -34,9 +34,7 @@ def checkpoint_s(workload: Workload, *, in_store: bool = False) -> float:
     return max(SHORTEST_CHECKPOINT_S, nbytes / (STORE_BANDWIDTH_Bps if in_store else CHECKPOINT_BANDWIDTH_Bps))
 
 
-def interruptions_of(
-    request: Request, workload: Workload, writing: Writing = RANK_0_HAS_THE_STATE
-) -> Interruptions:
+def interruptions_of(request: Request, workload: Workload, writing: Writing = RANK_0_HAS_THE_STATE) -> Interruptions:
     """Return the model of a job's interruptions in the request's domain (part of the cluster), such as spot nodes.
 
     It has the interruptions per hour of one node, and the cost and interval of the job's checkpoints. A checkpoint
