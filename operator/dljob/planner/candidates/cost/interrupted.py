@@ -6,7 +6,6 @@ from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruption
 from dljob.perf.workload.workload import Workload
 from dljob.planner.types import Prediction, Request
 
-
 SHORTEST_CHECKPOINT_S = 0.1
 """Assumed minimum of the seconds that a checkpoint takes, however small it is."""
 
