@@ -3,10 +3,13 @@
 import errno
 import json
 import shutil
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -100,6 +103,21 @@ def test_export_rejects_what_it_cannot_read(checkpoints: Checkpoints, tmp_path: 
     with pytest.raises(ValueError, match=f"{part_name(MODEL, 1)}: found SHA-256"):
         export(folder, tmp_path / MODEL)
     assert not (tmp_path / MODEL).exists()
+
+
+def test_export_has_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:
+    arrays: list[weakref.ref[NDArray[np.float32]]] = []
+
+    def read(name: str) -> Tensor:
+        assert not any(array() is not None for array in arrays), "found the tensor before in memory"
+        array = np.zeros(tensor_file.PIECE_NBYTES // 2, np.float32)  # two pieces
+        arrays.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    shape = (tensor_file.PIECE_NBYTES // 2,)
+    entries = {name: (torch.float32, shape) for name in ("a", "b", "c")}
+    tensor_file.write_pieces(tmp_path / MODEL, tensor_file.streamed(entries, read))
+    assert len(arrays) == 3 and load_file(tmp_path / MODEL)["c"].shape == shape
 
 
 def test_export_that_fails_leaves_no_file(

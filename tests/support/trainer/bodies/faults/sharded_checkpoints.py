@@ -39,7 +39,7 @@ from support.trainer.bodies.harness import four_classes, print_on_rank_0, start_
 from support.trainer.plans import make_plan
 
 STEPS, SHARES = 12, {1: [12], 2: [5, 7], 3: [2, 4, 6]}
-WIDE, LAYERS = 1536, 6
+WIDE, LAYERS = 1536, 8
 Write = Callable[[Path, Mapping[str, Tensor]], Written]
 
 
