@@ -115,7 +115,7 @@ def test_export_has_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:
         return torch.from_numpy(array)
 
     shape = (tensor_file.PIECE_NBYTES // 2,)
-    entries = {name: (torch.float32, shape) for name in ("a", "b", "c")}
+    entries = dict.fromkeys(("a", "b", "c"), (torch.float32, shape))
     tensor_file.write_pieces(tmp_path / MODEL, tensor_file.streamed(entries, read))
     assert len(arrays) == 3 and load_file(tmp_path / MODEL)["c"].shape == shape
 

@@ -88,8 +88,7 @@ def test_only_checkpoints_in_a_store_need_room_for_the_whole_state(view: Cluster
     small = replace(LARGE, **SHARDED, parameters=10**9, activation_nbytes_per_sample=10**7, flops_per_sample=6e9)
     small = replace(small, global_batch=96, fixed=(FixedChoice(device, nodes, each),))
     volume, store, none = (
-        chosen(replace(small, **given), view)
-        for given in ({}, {"checkpoints_in_store": True}, {"checkpoints": False})
+        chosen(replace(small, **given), view) for given in ({}, {"checkpoints_in_store": True}, {"checkpoints": False})
     )
     state = 12 * 10**9
     on_volume, in_store, without = (each.prediction.host_memory_nbytes for each in (volume, store, none))

@@ -81,7 +81,7 @@ def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Work
     ``part``: the nodes and ranks of the candidate. ``stage``: stage of ZeRO. The number of micro-batches is the user's,
     unless the planner may choose it.
     """
-    option, local = part.option, ceil(request.global_batch / part.ranks)
+    local = ceil(request.global_batch / part.ranks)
     if request.global_batch < part.ranks:
         return None
     largest = _largest(part, stage, request, workload)
