@@ -1,19 +1,27 @@
 """Tests of sharded checkpoints: the parts of all ranks in one checkpoint, and faults while they are written."""
 
+import errno
 import json
 import shutil
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dlcontract.checkpoint import parts
 from dlcontract.checkpoint.parts import Chunk, ShardedTensor, part_name
 from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.sharded.export import export
+from dltrain.checkpoint.sharded.verification import divide
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
+from dltrain.protocol.errors import FencedError
+from dltrain.protocol.volume_layout import TERM
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
 BODY = BODIES / "faults/sharded_checkpoints.py"
@@ -89,12 +97,59 @@ def test_export_rejects_what_it_cannot_read(checkpoints: Checkpoints, tmp_path: 
     with pytest.raises(ValueError, match="found a checkpoint without parts"):
         export(whole, tmp_path / MODEL)
     folder = save(checkpoints, 2)
+    manifest = (folder / MANIFEST).read_bytes()
+    (folder / MANIFEST).write_bytes(manifest.replace(b'"step": 2', b'"step": 3'))
+    with pytest.raises(ValueError, match="does not match its field sha256"):
+        export(folder, tmp_path / MODEL)
+    (folder / MANIFEST).write_bytes(manifest)
     with pytest.raises(ValueError, match="found an existing file"):
         export(folder, folder / MANIFEST)
     (folder / part_name(MODEL, 1)).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=f"{part_name(MODEL, 1)}: found SHA-256"):
         export(folder, tmp_path / MODEL)
     assert not (tmp_path / MODEL).exists()
+
+
+def test_export_has_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:
+    arrays: list[weakref.ref[NDArray[np.float32]]] = []
+
+    def read(name: str) -> Tensor:
+        assert not any(array() is not None for array in arrays), "found the tensor before in memory"
+        array = np.zeros(tensor_file.PIECE_NBYTES // 2, np.float32)  # two pieces
+        arrays.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    shape = (tensor_file.PIECE_NBYTES // 2,)
+    entries = dict.fromkeys(("a", "b", "c"), (torch.float32, shape))
+    tensor_file.write_pieces(tmp_path / MODEL, tensor_file.streamed(entries, read))
+    assert len(arrays) == 3 and load_file(tmp_path / MODEL)["c"].shape == shape
+
+
+def test_export_that_fails_leaves_no_file(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(checkpoints, 1)
+
+    def read(parts_file: PartsFile, name: str) -> Tensor:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PartsFile, "read", read)
+    with pytest.raises(OSError, match="No space left"):
+        export(folder, tmp_path / MODEL)
+    assert {path.name for path in tmp_path.iterdir()} == {"job"}
+
+
+def test_opening_frees_the_space_of_a_checkpoint_that_was_interrupted(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1)
+    left = checkpoints.directory / ".step-0000000002.0123456789abcdef"
+    left.mkdir()
+    (left / part_name(MODEL, 0)).write_bytes(b"incomplete")
+    (checkpoints.directory / TERM).write_text("2")
+    with pytest.raises(FencedError):
+        Checkpoints(checkpoints.directory, "x", keep=2, term=1)
+    assert left.exists(), "a run that is fenced removes nothing"
+    reopened = Checkpoints(checkpoints.directory, "x", keep=2, term=2)
+    assert not left.exists() and loaded(reopened).step == 1
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "short"])
@@ -169,12 +224,38 @@ def test_rank_killed_while_writing_leaves_the_checkpoint_before(tmp_path: Path) 
     assert not list(job.glob(".step-*")), "the rest of the interrupted checkpoint is removed"
 
 
+def test_ranks_verify_the_parts_that_they_read(checkpoints: Checkpoints) -> None:
+    manifest = json.loads((save(checkpoints, 1, ranks=4) / MANIFEST).read_text())
+    manifest["files"][MODEL] = {"nbytes": 1, "sha256": ""}
+
+    def shares(ranks: int) -> list[int]:
+        found = divide(manifest, ranks)
+        assert found.keys() == manifest["files"].keys(), "each file has one rank"
+        assert found["state.json"] == 0, "rank 0 reads it"
+        assert found[MODEL] == {1: 0, 2: 1, 4: 3, 8: 1}[ranks], "the rank with the fewest bytes"
+        by_file = [[found[part_name(file, rank)] for rank in range(4)] for file in (MODEL, OPTIMIZER)]
+        assert by_file[0] == by_file[1]
+        return by_file[0]
+
+    assert [shares(ranks) for ranks in (1, 2, 4, 8)] == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3], [0, 2, 4, 6]]
+    del manifest["parts"][OPTIMIZER], manifest["files"][MODEL]
+    assert divide(manifest, 4)[part_name(OPTIMIZER, 3)] == 0, "rank 0 verifies what no part names"
+
+
+@pytest.mark.mpi(2)
+def test_ranks_verify_together_and_use_the_same_checkpoint(tmp_path: Path) -> None:
+    output = run_ranks(2, BODY, "2", tmp_path, "verified", "damaged", timeout_s=180).output
+    assert "each rank verifies its files" in output and "resumed from step 6 after damage" in output, output
+    assert output.count("resumed from step 6 in") == 2, output
+
+
 @pytest.mark.mpi(2)
 def test_ranks_write_in_the_background_and_share_errors(tmp_path: Path) -> None:
-    output = run_ranks(2, BODY, "2", tmp_path, "background", "separate", "full", timeout_s=120).output
+    output = run_ranks(2, BODY, "2", tmp_path, "background", "separate", "gathered", "full", timeout_s=120).output
     assert "training continues while parts are written" in output and "rank 0 writes the whole state" in output
     assert "a full volume is an error on all ranks" in output, output
-    assert output.count("found ranks that do not see the files of rank 0") == 1, output
+    assert output.count("found ranks that do not see the files of rank 0") == 2, output
+    assert "rank 0 gathers one state at a time" in output, output
 
 
 @pytest.mark.mpi

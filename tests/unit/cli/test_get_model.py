@@ -269,7 +269,9 @@ def write_parts(folder: Path, *, whole: bool) -> dict[str, Any]:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     sums = {name: {"sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}
-    (folder / "manifest.json").write_text(json.dumps({"files": sums, "parts": {"model.safetensors": rows}}))
+    manifest = {"files": sums, "parts": {"model.safetensors": rows}}
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
     return model
 
 
@@ -287,7 +289,9 @@ def test_model_of_a_sharded_checkpoint_is_one_file(
     assert all(found[key].dtype == part.dtype and np.array_equal(found[key], part) for key, part in model.items())
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed", "manifest", "repeated", "row missing", "path", "type"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "changed", "manifest", "repeated", "order", "row missing", "path", "type"]
+)
 def test_damaged_parts_are_rejected(
     cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -295,12 +299,17 @@ def test_damaged_parts_are_rejected(
     write_parts(folder, whole=False)
     part, path = folder / "model-part-00001.safetensors", folder / "manifest.json"
     manifest = json.loads(path.read_text())
+    if damage != "order":  # These are found in manifests of older versions, too, which have no hash.
+        del manifest["sha256"]
     if damage == "missing":
         part.unlink()
     elif damage == "changed":
         part.write_bytes(b"damaged")
     elif damage == "manifest":
         manifest["parts"]["model.safetensors"]["w"][1] = [7, 3]
+    elif damage == "order":
+        manifest["parts"]["model.safetensors"]["w"][2][0][1] = 0  # from row 3 on
+        manifest["parts"]["model.safetensors"]["w"][2][1][1] = 2
     elif damage == "repeated":
         manifest["parts"]["model.safetensors"]["w"][2] *= 2
     elif damage == "row missing":

@@ -42,7 +42,8 @@ MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors"
 USER_OBJECTS = "kept.safetensors"
 _FIELD = "spec.checkpoint.volume"
 
-
+Verify = Callable[[Path, Mapping[str, Any], Callable[[str], None]], None]
+"""Verify the files of a checkpoint, given its folder, its manifest and a function that verifies a file by its name."""
 Extents = Mapping[str, tuple[int, tuple[int, ...]]]
 """The rows of each tensor that a rank has: index of the first one, and shape of the whole tensor.
 
@@ -91,11 +92,10 @@ class Stored:
         ``place``: where users find the checkpoint, by default ``folder``. ``unix_s``: time at which it was written, by
         default that of the folder. ``table``: the parts of a sharded checkpoint.
         """
-        self.folder, self.place = folder, place if place is not None else str(folder)
+        self.folder, self.place, self.table = folder, place if place is not None else str(folder), table
         self.unix_s = unix_s if unix_s is not None else folder.stat().st_mtime
         self.state: dict[str, Any] = json.loads(state)
         self.step: int = self.state.pop("step")
-        self.table = table
         self.files: dict[str, TensorFile | PartsFile] = (
             {name: PartsFile(folder, tensors) for name, tensors in table.items()}
             if table is not None
@@ -157,10 +157,7 @@ class Checkpoints:
         the volume is full, and CheckpointVolumeError if the volume returns other errors, even after repetitions.
         ``identity``: hash that identifies the model. ``keep``: number of checkpoints to keep.
         """
-        self.directory = directory
-        self.identity = identity
-        self.keep = keep
-        self.term = term
+        self.directory, self.identity, self.keep, self.term = directory, identity, keep, term
         self._corrupt: set[int] = set()
         """Steps of the checkpoints that ``load`` has proven damaged. ``_prune`` deletes them at any age."""
         self._unreadable: set[int] = set()
@@ -192,6 +189,7 @@ class Checkpoints:
             final = self.directory / stale.name.removeprefix(".").removesuffix(_STALE)
             if not final.exists():
                 stale.rename(final)
+        _remove(*self.directory.glob(".step-*"))  # of runs that were killed: the next checkpoint may need the space
 
     def _claim(self) -> None:
         """Store this run's term in the directory if it is higher than the stored one.
@@ -263,7 +261,7 @@ class Checkpoints:
             "files": {name: asdict(written) for name, written in files.items()},
             **fields,
         }
-        manifest = json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
+        manifest = json.dumps(content | {"sha256": digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
@@ -279,12 +277,13 @@ class Checkpoints:
             self._prune(snapshot.step)
         return final, len(manifest) + sum(written.nbytes for written in files.values())
 
-    def load(self) -> Stored | None:
+    def load(self, verify: Verify | None = None) -> Stored | None:
         """Return the newest checkpoint with valid hashes, or None if no checkpoint is valid. Read no tensors yet.
 
-        Read again after a transient error. If a checkpoint cannot be read, use an older checkpoint. Change no file.
-        Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if some
-        checkpoints cannot be read and no other checkpoint is valid.
+        ``verify``: a function that verifies all files of a sharded checkpoint; None: this rank does. Read again after a
+        transient error. If a checkpoint cannot be read, use an older checkpoint. Change no file. Raise BadInputError if
+        the checkpoint has another model or format, and CheckpointVolumeError if some cannot be read and no other
+        checkpoint is valid.
         """
         pauses, error = iter(PAUSES_S), None  # all checkpoints share one budget of repetitions
         self._corrupt, self._unreadable = set(), set()
@@ -295,7 +294,7 @@ class Checkpoints:
         for step in reversed(steps):
             folder = self.directory / step_name(step)
             try:
-                return self._read(folder, pauses)
+                return self._read(folder, pauses, verify)
             except _CorruptError as damage:
                 self._corrupt.add(step)
                 _tell(f"skipped the damaged checkpoint {folder}: {damage}")
@@ -307,11 +306,11 @@ class Checkpoints:
             raise CheckpointVolumeError(self.directory, error)
         return None
 
-    def _read(self, folder: Path, pauses: Iterator[float]) -> Stored:
+    def _read(self, folder: Path, pauses: Iterator[float], verify: Verify | None) -> Stored:
         """Verify and open the checkpoint in ``folder``. ``pauses``: yields the seconds before each retry.
 
-        Raise OSError if the checkpoint cannot be read, _CorruptError if it is damaged, and BadInputError if it has
-        another model or format.
+        ``verify``: as in ``load``. Raise OSError if the checkpoint cannot be read, _CorruptError if it is damaged, and
+        BadInputError if it has another model or format.
         """
 
         def read(name: str, reader: Callable[[Path], T]) -> T:
@@ -323,17 +322,23 @@ class Checkpoints:
                     raise
                 raise _CorruptError(f"found no {name}") from None
 
+        def check(name: str) -> None:
+            if read(name, tensor_file.sha256) != manifest["files"][name]["sha256"]:
+                raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
+
         try:
             manifest = json.loads(read(MANIFEST, Path.read_bytes))
             claimed = manifest.pop("sha256", None)
-            if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
+            if claimed not in (None, digest(manifest)):  # None: an older version wrote no hash of the manifest.
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
             if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
                 found, expected = f"{folder} of format {manifest['format']}", f"format {FORMAT} or {SHARDED_FORMAT}"
                 raise BadInputError(_FIELD, found, expected, "use the trainer image that wrote the checkpoint")
-            for name, claim in manifest["files"].items():
-                if read(name, tensor_file.sha256) != claim["sha256"]:
-                    raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
+            if verify is not None and manifest["format"] == SHARDED_FORMAT:
+                verify(folder, manifest, check)
+            else:
+                for name in manifest["files"]:
+                    check(name)
             if manifest["identity"] != self.identity:
                 found = f"{folder}, a checkpoint of another model"
                 remedy = "use another checkpoint volume, or the model of this checkpoint"
@@ -352,11 +357,8 @@ class Checkpoints:
         steps = self.steps()
         doubtful = self._corrupt | self._unreadable
         good = [step for step in steps if step <= newest and step not in doubtful][-self.keep :]
-        for step in steps:
-            if step in self._corrupt or step < good[0]:
-                _remove(self.directory / step_name(step))
-        for leftover in self.directory.glob(".step-*"):
-            _remove(leftover)
+        _remove(*(self.directory / step_name(step) for step in steps if step in self._corrupt or step < good[0]))
+        _remove(*self.directory.glob(".step-*"))
 
 
 _STALE = ".stale"
@@ -372,7 +374,7 @@ def _tell(text: str) -> None:
     print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def digest(manifest: Mapping[str, Any]) -> str:
     """Return the hash of a checkpoint's manifest. The manifest itself stores it, as an additional field.
 
     Without this hash, a flipped bit in the manifest could look like another model's checkpoint.
@@ -395,5 +397,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -57,6 +57,7 @@ def write_pieces(path: Path, content: Iterable[bytes | memoryview]) -> Written:
             nbytes += len(rest)
             while rest:
                 rest = rest[file.write(rest) :]
+            del piece, rest  # ``content`` may read the next tensor now, and these would keep the memory of this one
         os.fsync(file.fileno())
     return Written(nbytes, digest.hexdigest())
 
@@ -162,3 +163,4 @@ def streamed(
         data = tensor(name).reshape(-1).view(torch.uint8).numpy().data
         for begin in range(0, len(data), PIECE_NBYTES):
             yield data[begin : begin + PIECE_NBYTES]
+        del data  # before the next tensor is read

@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,13 +22,16 @@ from dltrain.checkpoint import memory_copy
 from dltrain.checkpoint.background import Writer
 from dltrain.checkpoint.interval import Interval
 from dltrain.checkpoint.memory_copy import NOTHING
-from dltrain.checkpoint.state import PartTarget, ReadParts, Staging, Target, capture, load_together
+from dltrain.checkpoint.state import PartTarget, Staging, Target, capture, load_together
 from dltrain.checkpoint.store import Checkpoints, CheckpointStore, Extents, Snapshot, Stored, identity
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import BadInputError, CheckpointVolumeError
 from dltrain.protocol.rank_messages import CheckpointSkipped
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import checkpoint_place, job_directory
+
+if TYPE_CHECKING:
+    from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
@@ -154,7 +158,8 @@ class CheckpointManager:
         Return None if no state is saved or checkpoints are disabled.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
-        broadcasts it, so that all ranks start from the same state. Tensors of model and optimizer are passed to
+        broadcasts it, so that all ranks start from the same state. If checkpoints are sharded, all ranks verify their
+        hashes together. Tensors of model and optimizer are passed to
         ``target`` one at a time and are not in the returned snapshot. ``parts``: the same model and
         optimizer if every rank has a part of them, so that checkpoints can be sharded. Raise BadInputError if the state
         does not fit this job, and CheckpointVolumeError if the volume cannot be read.
@@ -167,15 +172,19 @@ class CheckpointManager:
         rows = self.process_group.gather([stored.step if stored is not None else NOTHING, float(self.copies)])
         steps, self.copied_anywhere = [row[0] for row in rows], any(row[1] for row in rows)
         holder, place = steps.index(max(steps)), None
-        if self.process_group.rank == 0:
-            checkpoints = self._open()
-            found = checkpoints.load() if self._may_hold_newer(checkpoints, max(steps)) else None
-            if found is not None and found.step > max(steps):
-                holder, stored, place = 0, found, found.place
+        checkpoints = self._open() if self.process_group.rank == 0 else None
+        wanted = checkpoints is not None and self._may_hold_newer(checkpoints, max(steps))
         sharded = self._open_sharded(parts) if parts is not None and self.plan.checkpoint.on_volume else None
+        if sharded is not None:
+            found = sharded.load_verified(self.process_group, wanted=wanted)
+        else:
+            found = checkpoints.load() if checkpoints is not None and wanted else None
+        if found is not None and found.step > max(steps):
+            holder, stored, place = 0, found, found.place
         holder = int(self.process_group.broadcast(str(holder).encode()))
         mine = stored if holder == self.process_group.rank else None
-        snapshot = load_together(mine, self.process_group, holder, target, self._check, sharded)
+        read = partial(sharded.read, target=parts) if sharded is not None and parts is not None else None
+        snapshot = load_together(mine, self.process_group, holder, target, self._check, read)
         if self._writer is not None:
             self._writer.checkpoints.release()
         if snapshot is None:
@@ -221,11 +230,11 @@ class CheckpointManager:
         self._writer = Writer(checkpoints, self.reporter, self._add_cost)
         return checkpoints
 
-    def _open_sharded(self, parts: PartTarget) -> ReadParts | None:
+    def _open_sharded(self, parts: PartTarget) -> "ShardedCheckpoints | None":
         """Let every rank write its part of a checkpoint, if all ranks see the volume. All ranks must call it.
 
-        Return a function that reads the parts of a checkpoint into ``parts``. If a rank does not see the volume, return
-        None, and let rank 0 write whole checkpoints.
+        ``parts``: the model and the optimizer. If a rank does not see the volume, return None, and let rank 0 write
+        whole checkpoints.
         """
         from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints, shared_by_all  # takes time
 
@@ -243,7 +252,7 @@ class CheckpointManager:
         checkpoints = ShardedCheckpoints(directory, own, parts.group())
         on_cost = self._add_cost if rank == 0 else None
         self._writer = Writer(checkpoints, self.reporter, on_cost, reports=rank == 0)
-        return lambda folder, table: checkpoints.read(folder, table, parts)
+        return checkpoints
 
     def take_over(self) -> None:
         """Make this rank the writer of checkpoints if it has become rank 0 after a loss of ranks.

@@ -156,6 +156,8 @@ class Saving:
             extents = {f"{MODEL}/{name}": extent for name, extent in rows.weights.items()}
             extents |= {f"{OPTIMIZER}/{name}": extent for name, extent in rows.optimizer.items()}
         else:
+            if parallel.copies_state:
+                self._checkpoint_manager.wait()  # rank 0 has memory for one gathered state, not for two
             optimizer = parallel.optimizer_state(self._optimizer)
             weights = parallel.weights(self._model)
         gathered_s = time.monotonic() - began

@@ -50,7 +50,7 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
     if found is None:
         k = MAX_MICRO_BATCHES if request.chooses_micro_batches else request.micro_batches
         samples = ceil(ceil(request.global_batch / part.ranks) / k)
-        held = int(zero.held_nbytes(workload, 3, part.ranks, samples, option.device))
+        held = int(zero.held_nbytes(workload, 3, part.ranks, samples, option.device, request))
         return Refusal(
             summary,
             f"does not fit: a rank needs {gibibytes(held)} with its part of the training state, but has "
@@ -62,7 +62,8 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
         return Refusal(
             summary,
             f"does not fit: a pod needs {gibibytes(prediction.host_memory_nbytes)} of main memory, where ranks create "
-            f"the model and gather checkpoints, but can have {gibibytes(room)}",
+            f"the model and {'gather' if request.checkpoints_in_store else 'copy'} the state for checkpoints, but can "
+            f"have {gibibytes(room)}",
         )
     if found.micro_batches > 1:
         summary += f", {found.micro_batches} micro-batches"

@@ -12,6 +12,7 @@ from dlcontract.checkpoint import parts
 from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.sharded import exchange
+from dltrain.checkpoint.sharded.verification import Verification
 from dltrain.checkpoint.state import PartTarget
 from dltrain.checkpoint.store import MODEL, SHARDED_FORMAT, Checkpoints, CheckpointStore, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import Written
@@ -80,6 +81,19 @@ class ShardedCheckpoints:
 
     def load(self) -> Stored | None:
         return self._on_rank_0().load()
+
+    def load_verified(self, process_group: ProcessGroup, *, wanted: bool) -> Stored | None:
+        """Return the newest checkpoint with valid hashes, which all ranks verify; None on other ranks than rank 0.
+
+        All ranks must call it. ``wanted``: on rank 0, False to read none. See ``Checkpoints.load`` for the errors.
+        """
+        verification = Verification(process_group)
+        if self._checkpoints is None:
+            verification.serve()
+            return None
+        found = self._checkpoints.load(verification.verify) if wanted else None
+        verification.end()
+        return found
 
     def _on_rank_0(self) -> Checkpoints:
         assert self._checkpoints is not None, "only rank 0 calls it"

@@ -6,23 +6,29 @@ interrupted.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
 from dlcontract.checkpoint import parts
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.store import MANIFEST, MODEL
+from dltrain.checkpoint.store import MANIFEST, MODEL, digest
 
 
 def export(folder: Path, path: Path) -> None:
     """Write the whole model of the checkpoint in ``folder`` to the new file ``path``.
 
-    Raise ValueError if the checkpoint is not sharded or is damaged, and OSError if a file cannot be read or written.
+    The file appears when it is complete. Raise ValueError if the checkpoint is not sharded or is damaged, and OSError
+    if a file cannot be read or written.
     """
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if not isinstance(manifest, dict) or "parts" not in manifest:
         raise ValueError(f"{folder}: found a checkpoint without parts; expected a sharded one. Use its {MODEL}")
     try:
+        if manifest.pop("sha256", None) not in (None, digest(manifest)):
+            raise ValueError(
+                f"{folder / MANIFEST}: found content that does not match its field sha256. Use an earlier checkpoint"
+            )
         model = parts.parse(manifest["parts"])[MODEL]
         claims = {name: claim["sha256"] for name, claim in manifest["files"].items()}
         names = {chunk.file for tensor in model.values() for chunk in tensor.chunks}
@@ -39,7 +45,12 @@ def export(folder: Path, path: Path) -> None:
         ) from None
     if path.exists():
         raise ValueError(f"{path}: found an existing file; expected a new one. Choose another name")
-    tensor_file.write_pieces(path, parts.joined(folder, model))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        tensor_file.write_pieces(temporary, parts.joined(folder, model))
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def main() -> None:

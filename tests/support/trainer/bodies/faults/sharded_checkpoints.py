@@ -4,6 +4,7 @@ Arguments: ranks, a folder for checkpoints, and names of checks.
 """
 
 import errno
+import json
 import os
 import re
 import signal
@@ -21,16 +22,24 @@ from torch.nn.functional import cross_entropy
 
 from dlcontract import CheckpointRef, ModelRef
 from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.parts import part_name
+from dltrain.checkpoint.sharded import verification
+from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
+from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, Checkpoints
 from dltrain.checkpoint.tensor_file import Written
+from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.parallel.pytorch import fsdp
+from dltrain.parallel.pytorch.fsdp import FullyShardedParallel
 from dltrain.protocol.errors import CheckpointError
 from dltrain.protocol.reporter import RankReporter
+from dltrain.train import trainer as training
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import four_classes, print_on_rank_0, start_process_group
 from support.trainer.plans import make_plan
 
 STEPS, SHARES = 12, {1: [12], 2: [5, 7], 3: [2, 4, 6]}
-WIDE, LAYERS = 1024, 8
+WIDE, LAYERS = 1536, 8
 Write = Callable[[Path, Mapping[str, Tensor]], Written]
 
 
@@ -151,22 +160,152 @@ def check_separate(group: ProcessGroup, folder: Path) -> None:
     print_on_rank_0(group, "rank 0 writes the whole state")
 
 
+def check_gathered(group: ProcessGroup, folder: Path) -> None:
+    """Rank 0 gathers a state after the one before is written, so that it never has two of them in memory."""
+    writing, waited = threading.Event(), threading.Event()
+
+    def write(original: Write, path: Path, tensors: Mapping[str, Tensor]) -> Written:
+        writing.set()
+        assert waited.wait(60), "nothing waits for the checkpoint"
+        written = original(path, tensors)
+        writing.clear()
+        return written
+
+    class Watched(FullyShardedParallel):
+        def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+            assert not writing.is_set(), "found a state that is gathered while the one before is written"
+            return super().optimizer_state(optimizer)
+
+    class Manager(CheckpointManager):
+        def wait(self) -> None:
+            if writing.is_set():
+                waited.set()
+            super().wait()
+
+    original, strategy, manager = tensor_file.write, fsdp.FullyShardedParallel, training.CheckpointManager
+    replace_write(write)
+    fsdp.FullyShardedParallel, training.CheckpointManager = Watched, Manager  # type: ignore[misc]
+    trained(
+        group, folder / str(group.rank), STEPS, interval_s=1e-6,
+        stepped=lambda: group.rank > 0 or waited.is_set() or writing.wait(60),
+    )  # fmt: skip
+    tensor_file.write = original
+    fsdp.FullyShardedParallel, training.CheckpointManager = strategy, manager  # type: ignore[misc]
+    assert waited.is_set() or group.rank > 0
+    print_on_rank_0(group, "rank 0 gathers one state at a time")
+
+
 def memory(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return 1024 * int(found.group(1))
 
 
+def check_verified(group: ProcessGroup, folder: Path) -> None:
+    """Each rank verifies its files. A changed byte in any file leads all ranks to the checkpoint before."""
+    trained(group, folder, STEPS, interval_s=1e-6)
+    job = folder / "digits-0001"
+    group.sum([0.0])
+    before, newest = sorted(job.glob("step-*"))[-2:]
+    identity = json.loads((newest / MANIFEST).read_text())["identity"]
+    hashed: list[str] = []
+    original = tensor_file.sha256
+
+    def sha256(path: Path) -> str:
+        hashed.append(path.name)
+        return original(path)
+
+    tensor_file.sha256 = sha256
+
+    def found() -> tuple[int, Checkpoints | None]:
+        """Return (the step of the checkpoint that rank 0 finds, its checkpoints)."""
+        hashed.clear()
+        own = Checkpoints(job, identity, keep=3) if group.rank == 0 else None
+        stored = ShardedCheckpoints(job, own, None).load_verified(group, wanted=True)
+        assert (stored is None) == (group.rank > 0)
+        return int(group.broadcast(str(stored.step).encode() if stored is not None else b"")), own
+
+    assert found()[0] == int(newest.name[5:])
+    rows = [json.loads(row) for row in group.collect(json.dumps(hashed).encode())]
+    parts = [{part_name(file, rank) for file in (MODEL, OPTIMIZER)} for rank in range(group.size)]
+    assert all(parts[rank] <= set(rows[rank]) for rank in range(group.size)), rows
+    names = sorted(name for row in rows for name in row)
+    assert names == sorted({path.name for path in newest.iterdir()} - {MANIFEST}), "each file once"
+    for path in sorted(newest.iterdir()):
+        content = path.read_bytes()
+        for place in (0, len(content) // 2, len(content) - 1):
+            group.sum([0.0])
+            if group.rank == 0:
+                path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            group.sum([0.0])
+            step, own = found()
+            assert step == int(before.name[5:]), (path, place)
+            assert own is None or own._corrupt == {int(newest.name[5:])}, (path, place)
+        group.sum([0.0])
+        if group.rank == 0:
+            path.write_bytes(content)
+    group.sum([0.0])
+    assert found()[0] == int(newest.name[5:]), "the files are as before"
+    check_other_content(group, found, newest, before)
+    tensor_file.sha256 = original
+    print_on_rank_0(group, "each rank verifies its files")
+
+
+def check_other_content(group: ProcessGroup, found: Callable[[], Any], newest: Path, before: Path) -> None:
+    """A file that only rank 1 cannot verify proves no damage. Ranks repeat what a transient error has interrupted."""
+    original, calls = tensor_file.sha256, []
+    verification.PAUSES_S = (0.0,)
+    for error in (errno.EIO, errno.ENOENT, None):
+
+        def sha256(path: Path, error: int | None = error) -> str:
+            if group.rank == 1 and path.parent == newest:
+                if error is None:
+                    return "other content"
+                raise OSError(error, os.strerror(error), str(path))
+            return original(path)
+
+        tensor_file.sha256 = sha256
+        step, own = found()
+        assert step == int(before.name[5:])
+        assert own is None or (own._corrupt, own._unreadable) == (set(), {int(newest.name[5:])})
+
+    def interrupted(path: Path) -> str:
+        calls.append(path)
+        if group.rank == 1 and len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return original(path)
+
+    tensor_file.sha256 = interrupted
+    assert found()[0] == int(newest.name[5:]) and calls
+    tensor_file.sha256 = original
+
+
+def check_damaged(group: ProcessGroup, folder: Path) -> None:
+    """All ranks resume from the checkpoint before one with a damaged part of rank 1."""
+    trained(group, folder, STEPS // 2)
+    trained(group, folder, STEPS)
+    group.sum([0.0])
+    before, newest = sorted((folder / "digits-0001").glob("step-*"))
+    if group.rank == 0:
+        path = newest / part_name(OPTIMIZER, 1)
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    group.sum([0.0])
+    resumed = trained(group, folder, STEPS)
+    assert torch.equal(resumed, trained(group, folder / "other", STEPS))
+    print_on_rank_0(group, f"resumed from step {int(before.name[5:])} after damage")
+
+
 def check_memory(group: ProcessGroup, folder: Path) -> None:
     """A checkpoint needs memory for a copy of the rank's part, and for one tensor of the model."""
     net = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
-    trainer, began = started(group, folder, net, 2), 0
+    trainer, began, files = started(group, folder, net, 2), 0, 0
     save = trainer._saving.save
 
     def measured(*arguments: Any, **options: Any) -> None:
-        nonlocal began
+        nonlocal began, files
         Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-        began = memory("VmRSS")
+        began, files = memory("VmRSS"), memory("RssFile")
         save(*arguments, **options)
 
     trainer._saving.save = measured  # type: ignore[method-assign]
@@ -174,7 +313,9 @@ def check_memory(group: ProcessGroup, folder: Path) -> None:
         trainer.optimizer.zero_grad()
         trainer.model(x).square().mean().backward()
         trainer.optimizer.step()
-    needed, state = memory("VmHWM") - began, 4 * 4 * LAYERS * WIDE**2  # AdamW with amsgrad: parameters and 3 moments
+    # The code that a checkpoint runs for the first time is in memory, too, but is not memory for the state.
+    needed = memory("VmHWM") - began - (memory("RssFile") - files)
+    state = 4 * 4 * LAYERS * WIDE**2  # AdamW with amsgrad: parameters and 3 moments
     part, tensor = state / group.size, 4 * WIDE**2
     sys.stdout.write(f"rank {group.rank} of {group.size}: {needed / state:.2f} of the state\n")
     sys.stdout.flush()
