@@ -145,10 +145,11 @@ def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:
         "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
         "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
     )
-    early_exit = run(alone(script), BUSY_S)
+    early_exit = run(alone(script), BUSY_S, DLTRAIN_REPORT=str(tmp_path / "report"))
     assert (
         early_exit.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early_exit.output
     )
+    assert Document.parse((tmp_path / "report/report.json").read_bytes()).phase == "Stopped"
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
     twice = run(alone(script), BUSY_S)
     assert twice.code == EXIT_BAD_INPUT

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.columns import Kind, inspect_column
+from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column
 from dljob.suggest.inspection.images import ImageFacts, inspect_images
 from dljob.suggest.inspection.table import CLASSIFICATION, REGRESSION, TableFacts, inspect_table, target_name
 from dljob.suggest.inspection.text import TextFacts, inspect_texts
@@ -131,8 +131,8 @@ def read_subject(options: Options) -> Subject:
             raise DataError(f"--test: {test.path}: found no column {min(lacking)!r}; expected it as in {table.path}.")
         return _of_texts(
             options,
-            texts_of_table(table, column, target if classify else None),
-            texts_of_table(test, column, target if classify else None) if test else None,
+            texts_of_table(table, column, target if classify else None, MISSING),
+            texts_of_table(test, column, target if classify else None, MISSING) if test else None,
         )
     return _table(options, table)
 

@@ -14,6 +14,7 @@ from torch import nn
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.state import Staging, capture, restore
 from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints, Snapshot, identity
+from dltrain.optim.options import like
 from dltrain.protocol.errors import BadInputError, FencedError
 from dltrain.protocol.volume_layout import TERM, term_in
 from support.trainer.ranks import BODIES, run
@@ -215,3 +216,16 @@ def test_optimizer_resumes_exactly(kind: type[torch.optim.Optimizer], tmp_path: 
         step(resumed, resumed_optimizer, seed)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_learning_rate_in_a_tensor_is_saved_as_a_number(tmp_path: Path) -> None:
+    """Fixed bug: with a tensor as learning rate, as for a compiled update, the first checkpoint ended the training."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5), betas=(0.5, 0.75))
+    checkpoints = Checkpoints(tmp_path, "x", keep=1)
+    checkpoints.save(capture(3, model.state_dict(), optimizer.state_dict(), {}))
+    (group,) = newest(checkpoints).state["optimizer"]["groups"]
+    assert (group["lr"], group["betas"]) == (0.5, [0.5, 0.75])
+    found = like(optimizer.param_groups[0], group | {"lr": 0.25, "new": 1})
+    assert isinstance(found["lr"], torch.Tensor) and found["lr"].dtype == torch.float32
+    assert (float(found["lr"]), found["betas"], found["new"]) == (0.25, (0.5, 0.75), 1)

@@ -83,6 +83,7 @@ def test_keep_newest_checkpoints(opened: Open, store: Server) -> None:
     ("operation", "status", "code"),
     [
         ("PutObject", 503, "SlowDown"),
+        ("PutObject", 403, "RequestTimeTooSkewed"),  # Fixed bug: a wrong clock was reported as a missing permission.
         ("PutObject", 0, "truncated"),
         ("PutObject", 0, "lost answer"),
         ("ListObjectsV2", 500, "InternalError"),

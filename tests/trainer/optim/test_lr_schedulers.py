@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torchs
 
 from dltrain.optim.lr_schedulers import Schedules
+from dltrain.optim.options import like, numbers
 
 STEPS, PER_EPOCH = 24, 4
 Make = Callable[[SGD], torchs.LRScheduler]
@@ -18,6 +20,7 @@ CASES: dict[str, tuple[Make, bool]] = {
     "steps": (lambda opt: torchs.MultiStepLR(opt, [3, 11, 17], 0.5), False),
     "function": (lambda opt: torchs.LambdaLR(opt, lambda step: 1 / (1 + step)), False),
     "one cycle": (lambda opt: torchs.OneCycleLR(opt, 0.5, total_steps=STEPS + 1), False),
+    "cycles": (lambda opt: torchs.CyclicLR(opt, 0.01, 0.5, step_size_up=4), False),
     "per epoch": (lambda opt: torchs.ExponentialLR(opt, 0.7), True),
     "warm-up": (
         lambda opt: torchs.SequentialLR(
@@ -32,24 +35,31 @@ CASES: dict[str, tuple[Make, bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("stopped_after", [1, 10, 20])
-def test_restart_does_not_change_learning_rates(name: str, stopped_after: int) -> None:
+@pytest.mark.parametrize("in_tensor", [False, True])
+def test_restart_does_not_change_learning_rates(name: str, stopped_after: int, in_tensor: bool) -> None:
     make, each_epoch = CASES[name]
     saved: dict[str, Any] = {}
 
-    def run(first: int, last: int) -> list[list[float]]:
+    def run(first: int, last: int) -> list[list[tuple[float, float]]]:
         """Create all objects and load their saved state, as a restarted script does."""
         layer = nn.Linear(2, 2)
-        opt = SGD([{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}], 0.1)
-        schedules, rates = Schedules(), list[list[float]]()
+        rate: Any = torch.tensor(0.1, dtype=torch.float64) if in_tensor else 0.1
+        opt = SGD([{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}], rate, momentum=0.9)
+        schedules, rates = Schedules(), list[list[tuple[float, float]]]()
         if saved:
-            opt.load_state_dict(saved["optimizer"])
+            groups = json.loads(saved["groups"])
+            groups = [like(*each) for each in zip(opt.param_groups, groups, strict=True)]
+            opt.load_state_dict(saved["optimizer"] | {"param_groups": groups})
             schedules.load(json.loads(saved["schedules"]))
         schedules.add(make(opt), each_epoch)
         for step in range(first, last):
-            rates.append([group["lr"] for group in opt.param_groups])
+            # Fixed bug: the first step after a restart had the momentum with which OneCycleLR begins.
+            rates.append([(float(group["lr"]), group["momentum"]) for group in opt.param_groups])
             opt.step()
             schedules.step(end_of_epoch=step % PER_EPOCH == PER_EPOCH - 1)
         saved.update(optimizer=opt.state_dict(), schedules=json.dumps(schedules.state()))
+        saved.update(groups=json.dumps(numbers(saved["optimizer"]["param_groups"])))
+        assert isinstance(opt.param_groups[0]["lr"], torch.Tensor) is in_tensor
         return rates
 
     whole = run(0, STEPS)

@@ -53,3 +53,16 @@ def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytes
     run = LocalRun(plan(), tmp_path / "file/folder", io.StringIO())
     run.take(Failed(rank=0, failure=Failure(reason="Diverged", message="no number")), "")
     assert "expected a writable folder" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_early_has_a_report(tmp_path: Path) -> None:
+    """Fixed bug: after an interrupt or a ``break``, the report lacked the last half minute, or there was none."""
+    run = LocalRun(plan(), tmp_path, io.StringIO())
+    run.take(STEP, "")
+    run.end()
+    document = Document.parse((tmp_path / "report.json").read_bytes())
+    assert (document.phase, document.step) == ("Stopped", 3)
+    run = LocalRun(plan(), tmp_path, io.StringIO())
+    run.take(Failed(rank=0, failure=Failure(reason="Diverged", message="no number")), "")
+    run.end()
+    assert Document.parse((tmp_path / "report.json").read_bytes()).phase == "Failed"

@@ -87,3 +87,15 @@ def test_next_coordinator_continues_with_the_values_of_the_run_report() -> None:
     assert history.values("bleu") == [(1, 30.0)] and history.values("loss") == [(1, 2.0)]
     rule = StoppingRule(Until(metric="accuracy", at_least=0.9, patience=2), history.values("accuracy"))
     assert rule.record(evaluated(3, 0.45)) is not None
+
+
+def test_patience_goes_on_after_a_change_of_the_plan() -> None:
+    """Fixed bug: the values came from the run report, which keeps a part of many, so that patience counted fewer."""
+    until = Until(metric="accuracy", at_least=0.99, patience=1000)
+    rule = StoppingRule(until)
+    for step in range(1000):
+        assert rule.record(evaluated(step, 0.5)) is None
+    more = rule.continued(until.model_copy(update={"at_least": 0.9}))
+    assert more is not None and (found := more.record(evaluated(1000, 0.5))) is not None
+    assert found[1].reason == "NoImprovement"
+    assert rule.continued(Until(metric="loss", at_most=0.1)) is None

@@ -97,7 +97,8 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
 
     callback = ReportCallback()
     trainer = SimpleNamespace(
-        global_step=0, current_epoch=0, estimated_stepping_batches=4, sanity_checking=True, callback_metrics={"val_acc": 0.1}
+        global_step=0, current_epoch=0, estimated_stepping_batches=4, sanity_checking=True,
+        callback_metrics={"val_acc": 0.1}, accumulate_grad_batches=2,
     )  # fmt: skip
     callback.on_validation_start(trainer, None)
     callback.on_validation_end(trainer, None)
@@ -105,7 +106,8 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
     callback.on_train_start(trainer, None)
     for step in (0, 1):  # The first batch accumulates gradients only.
         trainer.global_step = step
-        callback.on_train_batch_end(trainer, None, {"loss": 0.5}, None, step)
+        # Fixed bug: the reported loss was divided by the number of accumulated batches, as Lightning passes it.
+        callback.on_train_batch_end(trainer, None, {"loss": 0.25}, None, step)
     trainer.callback_metrics = {"train_loss": 0.6, "val_acc": 0.5, "val_loss": 0.75}
     callback.on_validation_start(trainer, None)
     callback.on_validation_batch_end(trainer, None, None, None, 0)
@@ -161,7 +163,9 @@ def test_trainers_stop_with_a_checkpoint_when_the_job_asks(calls: Calls, monkeyp
     huggingface.ReportCallback().on_step_end(args, SimpleNamespace(global_step=1, max_steps=-1, epoch=0.5), control)
     assert control.should_save and control.should_training_stop and calls[-1] == ("checkpoint", {})
     saved: list[str] = []
-    trainer = SimpleNamespace(global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append)
+    trainer = SimpleNamespace(
+        global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append, accumulate_grad_batches=1
+    )
     lightning.ReportCallback().on_train_batch_end(trainer, None, {"loss": 0.5}, None, 0)
     assert trainer.should_stop and saved == ["/volume/job/stopped.ckpt"]
 

@@ -149,6 +149,18 @@ def test_tensors_are_read_for_an_update_only_and_not_by_the_thread() -> None:
     assert isinstance(step, Step) and step.loss == 99.0 and reads == [1]
 
 
+def test_last_tensors_arrive_although_the_thread_has_sent_their_step() -> None:
+    """Fixed bug: a last accuracy on a GPU was lost if the script did other work before its end."""
+    training, _ = progress()
+    add(training, 0.0, 1, loss=Tensor(0.5, list), accuracy=Tensor(0.75, list), metrics={"bleu": Tensor(30.0, list)})
+    assert [message.type for message in messages(training, tensors=False)] == ["step"]
+    assert messages(training, tensors=False) == []
+    found = {message.type: message.model_dump() for message in messages(training)}
+    assert (found["step"]["loss"], found["evaluated"]["accuracy"]) == (0.5, 0.75)
+    assert found["logged"]["values"] == {"bleu": 30.0}
+    assert messages(training) == []
+
+
 def test_tensor_that_the_script_changes_after_a_report_is_reported_as_it_was() -> None:
     """Fixed bug: a running sum on the device that the script reported and then set to zero was reported as 0."""
     torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ import pytest
 
 from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, FixedChoice, Infeasible, Request, plan
-from support.planner_questions import RESNET, decided
+from support.planner_questions import RESNET, decided, view
 
 GPUS = tuple(Node(f"a{i}", "NVIDIA-A100-SXM4-40GB", 4, 4, 32, 32, 2**38, is_gpu=True) for i in range(2))
 AMD = tuple(Node(f"m{i}", "AMD-Instinct-MI250X", 4, 4, 32, 32, 2**38, is_gpu=True) for i in range(2))
@@ -108,3 +108,15 @@ class TestOneKindOfDevice:
         assert {"NVIDIA-A100-SXM4-40GB"} in kinds
         assert {"AMD-Instinct-MI250X"} in kinds
         assert all(len(each) == 1 for each in kinds)
+
+
+def test_a_node_with_much_memory_takes_no_plan_from_the_others() -> None:
+    """Fixed bug: beside it, nodes with less than half of its memory were used only together with the smallest node."""
+    request = Request(
+        job="j", global_batch=96, total_steps=100, parameters=300_000_000, flops_per_sample=1e9,
+        activation_nbytes_per_sample=1_000_000, nodes_min=3,
+    )  # fmt: skip
+    nodes = [{"count": 3, "cpu": 4, "memory": "16Gi"}, {"cpu": 4, "memory": "2Gi"}]
+    before = decided(request, view(*nodes)).chosen
+    after = decided(request, view(*nodes, {"cpu": 4, "memory": "64Gi"})).chosen
+    assert after.prediction.total_s <= before.prediction.total_s

@@ -83,6 +83,25 @@ class TestTraps:
         assert found.documents == 40
         assert any("2 rows" in text and "line 41" in text for text in found.findings)
 
+    def test_a_class_that_the_scripts_read_as_missing_is_left_out(self, tmp_path: Path) -> None:
+        """Fixed bug: the command recommended a model for a class None or NA, whose documents data.py does not read."""
+        records = [*REVIEWS, *({"text": f"other {i} {' '.join(WORDS['money'])}", "label": "None"} for i in range(20))]
+        found = facts(write(tmp_path / "a.jsonl", records))
+        assert found.classes == {"0": 20, "1": 20}
+        assert any("20 rows" in text and "line 41" in text for text in found.findings)
+
+    @pytest.mark.parametrize(("codec", "encoding"), [("utf-32", None), ("utf-16-le", "utf-16-le")])
+    def test_wide_characters_of_english_texts_are_no_ascii(
+        self, codec: str, encoding: str | None, tmp_path: Path
+    ) -> None:
+        """Fixed bug: the scripts read these files as UTF-8, and so each letter as several characters."""
+        class_files()(tmp_path)
+        for file in tmp_path.rglob("*.txt"):
+            file.write_bytes(file.read_text(encoding="utf-8").encode(codec))
+        subject = read(tmp_path, encoding=encoding)
+        project = subject.project(subject.models(None)[0], None)
+        assert f"ENCODING, DELIMITER, TEXT, TARGET = '{codec}'" in project["data.py"]
+
     def test_wrong_encoding_is_found(self, tmp_path: Path) -> None:
         records = [*REVIEWS, {"text": "größe und maß".encode().decode("cp1252") + " und mehr", "label": 1}]
         assert any("line 41" in text for text in facts(write(tmp_path / "a.jsonl", records)).findings)

@@ -16,6 +16,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, S
 from dltrain.checkpoint.tensor_file import content
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
+from dltrain.optim.options import numbers
 from dltrain.protocol.errors import CheckpointVolumeError
 
 
@@ -85,7 +86,7 @@ def capture(
         step,
         {name: copy(f"model {name}", tensor) for name, tensor in model.items()},
         tensors,
-        state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
+        state | {"optimizer": {"groups": [numbers(group) for group in optimizer["param_groups"]], "scalars": scalars}},
         {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},
     )
     staging.wait()

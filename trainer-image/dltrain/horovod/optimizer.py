@@ -27,6 +27,11 @@ class _Distributed(torch.optim.Optimizer):
     _hvd_synchronize_in_step: bool
     _hvd_synchronized: bool
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as torch does, but keep the parameter groups, which a scheduler of the given optimizer sets."""
+        with same_groups(self):
+            super().load_state_dict(state_dict)
+
     def synchronize(self) -> None:
         """Reduce the gradients of all parameters over ranks now, for example to clip the result before the update.
 
@@ -74,6 +79,26 @@ class _Distributed(torch.optim.Optimizer):
 
         self._hvd_synchronized = False
         return super().step(with_reduced_gradients)
+
+    # The step of the optimizer's own class runs the hooks. Otherwise, they would run twice after ``load_state_dict``.
+    step.hooked = True  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def same_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Return a context in which loading a state changes the content of groups and state, but replaces neither object.
+
+    A ``DistributedOptimizer`` shares both with the optimizer from which it was made.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    yield
+    loaded = [dict(group) for group in optimizer.param_groups], dict(optimizer.state)
+    for group, content in zip(groups, loaded[0], strict=True):
+        group.clear()
+        group.update(content)
+    state.clear()
+    state.update(loaded[1])
+    optimizer.param_groups, optimizer.state = groups, state
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

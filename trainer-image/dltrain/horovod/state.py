@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from dltrain.horovod.collectives import broadcast_, broadcast_object
+from dltrain.horovod.optimizer import same_groups
 from dltrain.horovod.world import world
 
 
@@ -30,4 +31,5 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.state_dict() if world().rank == root_rank else None, root_rank, process_set=process_set
     )
     if world().rank != root_rank:
-        optimizer.load_state_dict(state)
+        with same_groups(optimizer):
+            optimizer.load_state_dict(state)

@@ -48,7 +48,10 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         if step == self._step:
             return  # The batch was one of several whose gradients are accumulated.
         self._step = step
-        self._report(trainer, loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if loss is not None and not _updates_by_itself(pl_module):
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by this number.
+        self._report(trainer, loss=loss)
         if stop_requested():
             folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
             trainer.save_checkpoint(os.path.join(folder, STOPPED))  # noqa: PTH118 - it may be a URL.

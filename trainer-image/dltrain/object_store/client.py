@@ -50,6 +50,8 @@ _PASSING_AT_STS = {"Throttling", "ThrottlingException", "TooManyRequestsExceptio
 _PASSING_STATUSES = (0, 408, 409, 425, 429)
 """HTTP status codes below 500 after which a request is sent again. 0: the error has no code."""
 _MISSING = {"NoSuchKey", "404", "NoSuchUpload"}
+_SKEWED = "RequestTimeTooSkewed"
+"""Error code if the clock of this node is wrong. A retry, perhaps on another node, may succeed."""
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge"}
 
 
@@ -289,7 +291,7 @@ class ObjectStore:
             raise NotImplementedError(text)
         if code == "NoSuchBucket":
             return OSError(errno.EINVAL, f"no bucket {self._bucket!r}")
-        if code in _DENIED or status in (401, 403):
+        if code != _SKEWED and (code in _DENIED or status in (401, 403)):
             needed = _PERMISSIONS.get(operation, "s3:PutObject")
             return PermissionError(
                 errno.EACCES,
@@ -299,7 +301,7 @@ class ObjectStore:
             return FileNotFoundError(errno.ENOENT, text)
         if code in _FULL or status == 507:
             return OSError(errno.ENOSPC, text)
-        transient = code in ("RequestTimeout", "BadDigest", "IncompleteBody") or status in _PASSING_STATUSES
+        transient = code in (_SKEWED, "RequestTimeout", "BadDigest", "IncompleteBody") or status in _PASSING_STATUSES
         return OSError(errno.EIO if transient or status >= 500 else errno.EINVAL, text)
 
 

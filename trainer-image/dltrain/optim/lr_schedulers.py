@@ -9,8 +9,13 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from dltrain.optim.options import like, numbers
 from dltrain.protocol.errors import MisuseError
 
+_CYCLED = ("momentum", "betas")
+"""Options of an optimizer that a scheduler may change beside the learning rate, and its constructor sets anew."""
+_OPTIONS = "optimizer options"
+"""Key of these options in the state of a scheduler, for each group of parameters."""
 _PLAIN = (str, int, float, bool, type(None))
 _LEFT_OUT = object()
 
@@ -37,10 +42,14 @@ class Schedules:
                 "needs no argument. For any other rule, set the rate in optimizer.param_groups yourself"
             )
         if len(self._registered) < len(self._saved_states):
-            scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))
-            # The scheduler's constructor has overwritten the learning rates of the checkpoint.
-            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
+            saved = self._saved_states[len(self._registered)]
+            scheduler.load_state_dict(_merged(scheduler.state_dict(), saved))
+            # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint.
+            groups = scheduler.optimizer.param_groups
+            for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = like(group["lr"], rate)
+            for group, options in zip(groups, saved.get(_OPTIONS, [{}] * len(groups)), strict=True):
+                group.update({name: like(group.get(name), option) for name, option in options.items()})
         self._registered.append((scheduler, each_epoch))
 
     def step(self, *, end_of_epoch: bool) -> None:
@@ -55,7 +64,12 @@ class Schedules:
 
     def state(self) -> list[dict[str, Any]]:
         """Return the states of all schedulers for a checkpoint, as JSON types."""
-        return [_plain(scheduler.state_dict()) for scheduler, _ in self._registered]
+        states = (scheduler.state_dict() | {_OPTIONS: _options(scheduler)} for scheduler, _ in self._registered)
+        return [_plain(state) for state in states]
+
+
+def _options(scheduler: LRScheduler) -> list[dict[str, Any]]:
+    return [{name: group[name] for name in _CYCLED if name in group} for group in scheduler.optimizer.param_groups]
 
 
 def _plain(value: Any) -> Any:
@@ -69,6 +83,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         parts = [_plain(part) for part in value]
         return _LEFT_OUT if any(part is _LEFT_OUT for part in parts) else parts
+    value = numbers(value)
     return value if isinstance(value, _PLAIN) else _LEFT_OUT
 
 

@@ -64,6 +64,8 @@ class RankReporter:
 
         It returns True if it has shown the line, so that ``send`` does not print it. None: ``send`` prints each line.
         """
+        self.closed: Callable[[], None] | None = None
+        """A function that ``close`` calls if no agent is connected, when this rank ends."""
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
@@ -132,6 +134,8 @@ class RankReporter:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        elif self.closed is not None:
+            self.closed()
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.stop.set()

@@ -20,8 +20,8 @@ BAR = 24
 class LocalRun:
     """The record of a local run: write the run report to ``folder``, and draw a progress bar on ``stream``.
 
-    Pass the messages of rank 0 to ``take``. If ``folder`` is None, write no report. If ``stream`` (by default standard
-    error) is not a terminal, draw no bar.
+    Pass the messages of rank 0 to ``take``, and call ``end`` after the last one. If ``folder`` is None, write no
+    report. If ``stream`` (by default standard error) is not a terminal, draw no bar.
     """
 
     def __init__(self, plan: Plan, folder: Path | None, stream: TextIO | None = None) -> None:
@@ -30,7 +30,13 @@ class LocalRun:
         self._history = History(plan, time.time())
         self._history.begin_attempt(plan, plan, time.time())
         self._written_s = time.monotonic()
-        self._drawn = False
+        self._drawn = self._final = False
+
+    def end(self) -> None:
+        """Write the report of a run that ends before its last step without an error, such as by an interrupt."""
+        if not self._final:
+            self._history.halted(time.time())
+            self._write(RunPhase.STOPPED)
 
     def take(self, message: RankMessage, line: str) -> bool:
         """Record a message. Return True if the progress bar shows it, so that the caller must not print its ``line``.
@@ -58,7 +64,7 @@ class LocalRun:
         return False
 
     def _write(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
-        self._written_s = time.monotonic()
+        self._written_s, self._final = time.monotonic(), phase is not RunPhase.RUNNING
         document = self._history.document(phase, 1, time.time(), outcome)
         if phase is RunPhase.SUCCEEDED:
             for finding in document.findings:

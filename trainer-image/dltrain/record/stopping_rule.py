@@ -40,6 +40,13 @@ class StoppingRule:
         """The last result of ``progress``, and the number of values that had been recorded when it was computed."""
         self._recorded = 0
 
+    def continued(self, until: Until) -> "StoppingRule | None":
+        """Return the rule for ``until`` after a change of the plan; None if ``until`` has another metric.
+
+        It has all values so far. The run report has only some of many, with which ``until.patience`` would begin anew.
+        """
+        return StoppingRule(until, self._values) if until.metric == self.until.metric else None
+
     @property
     def values(self) -> tuple[tuple[int, float], ...]:
         """The recorded values of the metric, as (step, value) in the order of the steps."""

@@ -175,15 +175,17 @@ class ReportedProgress:
     def updates(self, *, tensors: bool) -> list[Update]:
         """Return the progress updates about all reports since the last call, in the order in which they are to be sent.
 
-        Return an empty list if there was no report. ``tensors``: False to leave out values that are tensors; a later
-        call returns them. A thread other than the script's must pass False: it must not make a GPU finish its work,
-        because that would end a capture of a CUDA graph.
+        Return an empty list if there was no report. ``tensors``: False to leave out values that are tensors; the next
+        call with True returns them, also without another report. A thread other than the script's must pass False: it
+        must not make a GPU finish its work, because that would end a capture of a CUDA graph.
         """
-        if not self._changed or self._step < 0:  # The first report may have had no valid step.
+        if self._step < 0:  # The first report may have had no valid step.
+            return []
+        if not self._changed and not (tensors and self._has_tensors()):
             return []
 
         def ready(value: Any) -> bool:
-            return tensors or not hasattr(value, "detach")
+            return tensors or not _is_tensor(value)
 
         self._changed = False
         if self._loss is not None and ready(self._loss):
@@ -208,6 +210,10 @@ class ReportedProgress:
         if values:
             found.append({"type": "logged", "rank": self._rank, "step": self._step, "values": values})
         return found
+
+    def _has_tensors(self) -> bool:
+        """Return True if an earlier call of ``updates`` has left out a tensor that was not replaced since."""
+        return any(map(_is_tensor, (self._loss, *self._metrics.values(), *(value for _, value in self._evaluations))))
 
     def _step_update(self) -> Update:
         step_s = self._times.mean_s()
@@ -244,13 +250,17 @@ class ReportedProgress:
             self._warn(text)
 
 
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")
+
+
 def detached(value: Any) -> Any:
     """Return a copy of a tensor, without its graph; other values unchanged.
 
     The graph would keep activations in memory. The script may change the tensor before it is read, such as a sum that
     it sets to zero. The copy does not wait for a GPU.
     """
-    return value.detach().clone() if hasattr(value, "detach") else value
+    return value.detach().clone() if _is_tensor(value) else value
 
 
 def line(updates: list[Update]) -> str:

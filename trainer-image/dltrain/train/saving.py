@@ -13,6 +13,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, Extents, Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
+from dltrain.optim.options import like
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.placement import Placement
 from dltrain.protocol.errors import BadInputError
@@ -75,6 +76,8 @@ class LoadingTarget:
 
     def load_optimizer(self, parts: dict[str, Any]) -> None:
         self._weights.finish()
+        groups = zip(self._optimizer.param_groups, parts["param_groups"], strict=True)
+        parts = parts | {"param_groups": [like(own, saved) for own, saved in groups]}
         self._placement.load_optimizer(self._optimizer, parts)
 
 

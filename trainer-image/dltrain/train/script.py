@@ -42,6 +42,7 @@ class _Script:
             code = session.fail(error, self.reporter)
         if self.trainer is not None:
             self.trainer.abandon()
+        self._end_report()
         session.leave(code)
 
     def _at_exit(self) -> None:
@@ -59,6 +60,12 @@ class _Script:
                 text = f"the script exits after step {trainer.step} of {trainer.total_steps} without t.finish()"
                 print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
             trainer.abandon()
+            self._end_report()
+
+    def _end_report(self) -> None:
+        """Write the report of a run without an agent. An agent notices by itself that the rank has ended."""
+        if not self.reporter.connected:
+            self.reporter.close()
 
 
 def init_script(

@@ -181,7 +181,8 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
         except ValidationError as error:
             raise _named(error) from None
         if rank == 0 and not reporter.connected:
-            reporter.observe = LocalRun(plan, _report_folder(plan)).take
+            local = LocalRun(plan, _report_folder(plan))
+            reporter.observe, reporter.closed = local.take, local.end
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()

@@ -138,18 +138,19 @@ class Option:
 
 
 def _tiers(pool: Pool, layout: Layout, request: Request) -> list[tuple[int, int]]:
-    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that a plan may use.
+    """Return (number of nodes, smallest free memory in bytes) for the sets of nodes that a plan may use.
 
     Kubernetes may place a pod on any node of a set, so the smallest free memory of its nodes limits the batch. A set of
-    fewer nodes can therefore be better. One set has all nodes on which a pod with this layout fits. Let M be the
-    largest free memory of these nodes. The other set has only the nodes with at least M / 2 of free memory. If both
-    sets are equal, return only one pair. If the pod fits on no node, return an empty list.
+    fewer nodes can therefore be better. Let M be the largest free memory of the nodes on which a pod with this layout
+    fits. The sets have the nodes with at least M / 2, M / 4, … of free memory, up to the set of all these nodes, so
+    that a node with more memory than the others takes no set away. If the pod fits on no node, return an empty list.
     """
     sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
-    if not sizes:
-        return []
-    half = sum(m >= sizes[0] / 2 for m in sizes)
-    return sorted({(len(sizes), sizes[-1]), (half, sizes[half - 1])})
+    counts, least = {len(sizes)}, max(sizes, default=0) / 2
+    while sizes and least > sizes[-1]:
+        counts.add(sum(m >= least for m in sizes))
+        least /= 2
+    return [(count, sizes[count - 1]) for count in sorted(counts) if count]
 
 
 def options(
@@ -163,9 +164,9 @@ def options(
 ) -> list[Option]:
     """Return the ways to use the nodes of ``pool`` with a layout of ranks and cores, with their predictions.
 
-    One option has all nodes on which a pod with this layout fits. Let M be the largest free memory of these nodes. If
-    some of them have less than M / 2, a second option excludes these. The list is empty if the pod fits on no node. If
-    nodes share the cores of machines, there are such options for each number of nodes that may share a machine.
+    One option has all nodes on which a pod with this layout fits. If the free memory of these nodes differs by more
+    than a factor of 2, other options exclude those with little (``_tiers``). The list is empty if the pod fits on no
+    node. If nodes share the cores of machines, there are such options for each number of nodes that may share one.
     ``learned``: measured constants by (``request.key``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """

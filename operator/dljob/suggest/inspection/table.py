@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import quantiles
 
 from dljob.suggest.errors import DataError
@@ -135,7 +136,7 @@ def inspect_table(
         )
     test_rows = 0
     if test is not None:
-        test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns])
+        test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns], form, classes)
         findings += found
     return TableFacts(
         target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal, amount
@@ -312,9 +313,18 @@ def _of_amounts(name: str, form: str, table: Table, known: Sequence[int]) -> str
 
 
 def _of_test(
-    table: Table, test: Table, target: str, rows: Sequence[tuple[str, ...]], used: Sequence[str]
+    table: Table,
+    test: Table,
+    target: str,
+    rows: Sequence[tuple[str, ...]],
+    used: Sequence[str],
+    form: str,
+    classes: Collection[str],
 ) -> tuple[int, list[str]]:
-    """Return the number of usable test rows, and findings."""
+    """Return the number of usable test rows, and findings.
+
+    ``form``: form of the numbers of the target. ``classes``: its classes; empty for regression.
+    """
     if lacking := [name for name in (*used, target) if name not in test.names]:
         raise DataError(
             f"{test.path}: found no column {lacking[0]!r}; expected the columns of {table.path}. Add the column."
@@ -329,18 +339,27 @@ def _of_test(
     seen = {tuple(row[place] for place in places) for row in rows}
     own = [test.names.index(name) for name in names]
     usable = [row for row in test.cells if row[own[-1]] not in MISSING]
-    fresh = sum(tuple(row[place] for place in own) not in seen for row in usable)
+    fresh = [row[own[-1]] for row in usable if tuple(row[place] for place in own) not in seen]
     if not fresh:
         raise DataError(
             f"{test.path}: found {len(usable)} rows with a target, all of which repeat rows of {table.path}; expected "
             "rows that the model has not seen. Leave out --test to hold out a fifth of the rows."
         )
-    repeated = len(usable) - fresh
-    if not repeated:
-        return fresh, []
-    return fresh, [
-        f"{repeated:,} of {_rows(len(usable))} of {test.path} repeat training rows. The evaluation leaves them out."
-    ]
+    found = []
+    if repeated := len(usable) - len(fresh):
+        found.append(
+            f"{repeated:,} of {_rows(len(usable))} of {test.path} repeat training rows. The evaluation leaves them out."
+        )
+    unknown = [cell for cell in fresh if (cell not in classes if classes else isnan(number(cell, form)))]
+    if unknown and (not classes or len(unknown) == len(fresh)):
+        expected = f"its classes in {table.path}: {_listed([*classes])}" if classes else "a number in each row"
+        raise DataError(f"{test.path}: column {target!r}: found {unknown[0]!r:.60}; expected {expected}. Correct it.")
+    if unknown:
+        found.append(
+            f"{len(unknown):,} of {_rows(len(fresh))} of {test.path} have a class that the training rows lack, such as "
+            f"{unknown[0]!r:.60}. The evaluation leaves them out."
+        )
+    return len(fresh), found
 
 
 def _rows(count: int) -> str:

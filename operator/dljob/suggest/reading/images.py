@@ -5,6 +5,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,7 @@ def _decoded(
         for file in files.get(name, ()):
             try:
                 with image_module.open(file.opened()) as image:
-                    scaled = _opaque(image, grey_bits).convert("L" if channels == 1 else "RGB")
+                    scaled = _opaque(_upright(image), grey_bits).convert("L" if channels == 1 else "RGB")
                     resized = scaled.resize((side, side), image_module.Resampling.BILINEAR)
             except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
                 raise _broken(file, error) from None
@@ -239,6 +240,15 @@ def _decoded(
             y[place] = number
             place += 1
     return x, y
+
+
+def _upright(image: Any) -> Any:
+    """Return an image as viewers show it. Phones store how it is turned beside the pixels."""
+    from PIL import ImageOps
+
+    with suppress(Exception):  # Pillow raises errors of many kinds for invalid Exif data.
+        return ImageOps.exif_transpose(image)
+    return image
 
 
 def _opaque(image: Any, grey_bits: int) -> Any:

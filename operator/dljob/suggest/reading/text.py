@@ -1,6 +1,6 @@
 """Read documents: text files, folders of text files, or the column of a table that holds text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def _of_files(path: Path, files: Sequence[tuple[Path, str]], encoding: str | Non
                 f"{path}: found more than {MAX_NBYTES >> 20} MiB of text; expected at most this. Pass less."
             )
         text, own, _ = decoded(file, raw, encoding)
-        encodings.setdefault("ascii" if text.isascii() and own != "utf-16" else own, file)
+        encodings.setdefault("ascii" if raw.isascii() and b"\0" not in raw else own, file)
         documents.append(text.strip() if label else text)
         labels += [label] if label else []
         places.append(str(file.relative_to(path)))
@@ -104,11 +104,11 @@ def _of_files(path: Path, files: Sequence[tuple[Path, str]], encoding: str | Non
 
 
 def _one_encoding(encodings: dict[str, Path]) -> tuple[str, list[str]]:
-    """Return the encoding that reads all files, and notes. ASCII files are in any of them but UTF-16."""
+    """Return the encoding that reads all files, and notes. ASCII files are in any of them but UTF-16 and UTF-32."""
     others = sorted(set(encodings) - {"ascii"})
     if set(others) <= {"utf-8", "utf-8-sig"}:
         return others[-1] if others else "utf-8", []
-    if len(others) == 1 and (others[0] != "utf-16" or "ascii" not in encodings):
+    if len(others) == 1 and (not others[0].startswith(("utf-16", "utf-32")) or "ascii" not in encodings):
         return others[0], [f"The files are not UTF-8. They were read as {others[0]}; pass --encoding if that is wrong."]
     first, second = list(encodings.items())[:2]
     raise DataError(
@@ -117,16 +117,16 @@ def _one_encoding(encodings: dict[str, Path]) -> tuple[str, list[str]]:
     )
 
 
-def texts_of_table(table: Table, text: str, target: str | None) -> Texts:
+def texts_of_table(table: Table, text: str, target: str | None, missing: Collection[str]) -> Texts:
     """Return the documents in the column ``text``. ``target``: column of their classes; None: none.
 
-    Rows without a text or a class are left out, with a note.
+    Rows without a text or a class are left out, with a note. ``missing``: the cells that mean an unknown value.
     """
     own, goal = table.column(text), table.column(target) if target else None
-    kept = [i for i, cell in enumerate(own) if cell and (goal is None or goal[i])]
+    kept = [i for i, cell in enumerate(own) if cell not in missing and (goal is None or goal[i] not in missing)]
     notes = list(table.notes)
     if gap := len(own) - len(kept):
-        first = table.lines[next(i for i in range(len(own)) if not own[i] or (goal is not None and not goal[i]))]
+        first = table.lines[min(set(range(len(own))) - set(kept))]
         notes.append(f"{gap:,} rows without a text or a class are left out; the first is {table.unit} {first}.")
     if not kept:
         raise DataError(

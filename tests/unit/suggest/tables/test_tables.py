@@ -218,3 +218,22 @@ class TestTraps:
         other.write_text("\n".join(rows()[:11]), encoding="utf-8")
         with pytest.raises(DataError, match="all of which repeat"):
             inspect_table(read_table(path), "bought", None, read_table(other))
+
+    def test_test_part_with_other_classes(self, path: Path, tmp_path: Path) -> None:
+        """Fixed bug: with 1.0 in place of 1, the training ended with an AttributeError after its last step."""
+        facts(path, rows())
+        other = tmp_path / "test.csv"
+        other.write_text("age,income,bought\n99,0.77,Yes\n98,0.66,No\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"test\.csv: column 'bought': found 'Yes'; expected its classes .*: .*yes"):
+            inspect_table(read_table(path), "bought", None, read_table(other))
+        other.write_text("age,income,bought\n99,0.77,yes\n98,0.66,maybe\n", encoding="utf-8")
+        found = inspect_table(read_table(path), "bought", None, read_table(other))
+        assert found.test_rows == 2
+        assert any("1 of 2 rows" in text and "'maybe'" in text for text in found.findings)
+
+    def test_test_part_with_words_in_a_regression(self, path: Path, tmp_path: Path) -> None:
+        facts(path, rows(), "income")
+        other = tmp_path / "test.csv"
+        other.write_text("age,income,bought\n99,0.77,yes\n98,unknown,no\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"column 'income': found 'unknown'; expected a number in each row"):
+            inspect_table(read_table(path), "income", None, read_table(other))

@@ -104,6 +104,24 @@ class TestImages:
         first = sorted((path / "c0").iterdir())[0]
         assert np.array_equal(scaled_by_the_project(path, first), images.x[0])
 
+    def test_photographs_of_phones_are_upright(self, tmp_path: Path) -> None:
+        """Fixed bug: images that viewers turn, as their Exif data say, were lying on their side."""
+
+        def save(turned: bool) -> Save:
+            def one(i: int, file: Path) -> None:
+                image, exif = Image.fromarray(grey(i).astype(np.uint8)), Image.Exif()
+                exif[0x0112] = 6 if turned else 1  # the orientation
+                (image.transpose(Image.Transpose.ROTATE_90) if turned else image).save(file, exif=exif)
+
+            return one
+
+        upright = folder(tmp_path / "upright", save(False))
+        turned = folder(tmp_path / "turned", save(True))
+        images = read_folder(turned)
+        assert np.array_equal(images.x, read_folder(upright).x)
+        first = sorted((turned / "c0").iterdir())[0]
+        assert np.array_equal(scaled_by_the_project(turned, first), images.x[0])
+
     def test_floating_point_pixels_are_an_error(self, tmp_path: Path) -> None:
         """Fixed bug: values from 0 to 1 were black."""
         with pytest.raises(DataError, match="floating-point numbers"):

@@ -91,6 +91,7 @@ class ObservedJob:
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
         """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
+        self.stopping_rule: StoppingRule | None = None
         self.stopping_rule = self._stopping_rule()
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator.
@@ -149,7 +150,10 @@ class ObservedJob:
 
     def _stopping_rule(self) -> StoppingRule | None:
         until = self.plan.until
-        return None if until is None else StoppingRule(until, self.account.history.values(until.metric))
+        if until is None:
+            return None
+        rule = self.stopping_rule.continued(until) if self.stopping_rule is not None else None
+        return rule or StoppingRule(until, self.account.history.values(until.metric))
 
     def _report(self) -> Report:
         report = self.ledger.report(time.time())

@@ -58,6 +58,22 @@ if rank == last:
 hvd.broadcast_optimizer_state(optimizer, root_rank=last)
 assert optimizer.param_groups[0]["lr"] == 0.1 * size and len(optimizer.state) == len(list(model.parameters()))
 
+# Fixed bug: after this broadcast, a scheduler of the given optimizer changed the rate on the root rank only.
+given = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1), momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(given, 1, 0.5)
+optimizer = hvd.DistributedOptimizer(given)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+optimizer.step()
+scheduler.step()
+assert optimizer.param_groups[0]["lr"] == given.param_groups[0]["lr"] == 0.05
+optimizer.load_state_dict(optimizer.state_dict())
+assert optimizer.param_groups[0] is given.param_groups[0] and optimizer.state is given.state
+assert len(optimizer.state) == len(list(model.parameters()))
+updates = []
+optimizer.register_step_post_hook(lambda *_: updates.append(1))
+optimizer.step()
+assert updates == [1], "fixed bug: hooks ran twice, so that steps of the script were counted twice"
+
 one, other = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=1.0), op=hvd.Sum)
 one.grad = torch.full((2,), float(rank + 1))

@@ -1,0 +1,27 @@
+"""Options of an optimizer's parameter groups in checkpoints: JSON has numbers where the optimizer may have tensors.
+
+A learning rate is a tensor in scripts that compile the update of the optimizer, so that a new rate needs no new code.
+"""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def numbers(options: Any) -> Any:
+    """Return the options of a parameter group, or one of them, with numbers in place of tensors."""
+    if isinstance(options, dict):
+        return {name: numbers(option) for name, option in options.items()}
+    if isinstance(options, list | tuple):
+        return [numbers(option) for option in options]
+    return options.tolist() if isinstance(options, Tensor | np.generic) else options
+
+
+def like(own: Any, saved: Any) -> Any:
+    """Return ``saved``, options from a checkpoint, with tensors and tuples where an optimizer's ``own`` are such."""
+    if isinstance(own, dict):
+        return {name: like(own.get(name), option) for name, option in saved.items()}
+    if isinstance(own, tuple) and isinstance(saved, list) and len(own) == len(saved):
+        return tuple(like(*each) for each in zip(own, saved, strict=True))
+    return own.new_tensor(saved) if isinstance(own, Tensor) else saved
