@@ -63,7 +63,7 @@ class Hardware:
     background_cpu: float = 0.0
     """CPUs that other processes used while the probe ran; 0 if this was not measured."""
     node_cpu: float = 0.0
-    """CPUs that the kernel of the measured node has; 0 if unknown. A node in a container has all CPUs of its machine."""
+    """CPUs of the measured node's kernel; 0 if unknown. For a node in a container, these are all of its machine."""
     doubts: tuple[str, ...] = field(default=())
     """Texts for users. Each names an implausible value and says what plans use instead."""
 
@@ -106,8 +106,8 @@ class Hardware:
         background_cpu = min(self.background_cpu, MAX_BACKGROUND * self.node_cpu)
         if background_cpu < self.background_cpu:
             doubts.append(
-                f"other processes: found {self.background_cpu:.3g} CPUs in use; expected at most {background_cpu:.3g} of "
-                f"{self.node_cpu:.3g}. The plan leaves {background_cpu:.3g} CPUs to them"
+                f"other processes: found {self.background_cpu:.3g} CPUs in use; expected at most {background_cpu:.3g} "
+                f"of {self.node_cpu:.3g}. The plan leaves {background_cpu:.3g} CPUs to them"
             )
         memory = MEMORY_LIMITS_Bps
         if core is not None:

@@ -120,7 +120,7 @@ class TestUseOfCores:
 
 
 class TestOtherProcesses:
-    """Fixed: ranks had all cores of a machine, although the probe's CPU time alone shows nothing of the cluster's load."""
+    """Fixed bug: ranks had all cores of a machine, although the cluster itself takes a part of them all the time."""
 
     @staticmethod
     def known(background_cpu: float, node_cpu: float = 2.0) -> dict[tuple[str, str], Learned]:
@@ -129,7 +129,8 @@ class TestOtherProcesses:
     def test_ranks_of_quickstarts_machine_get_what_others_leave(self) -> None:
         idle, busy = (on_three(QUICKSTARTS, self.known(load)).chosen.prediction for load in (0.0, 0.4))
         assert busy.compute_s == pytest.approx(1.85 / 1.6 * idle.compute_s, rel=0.01)
-        assert "3 nodes share the 1.6 CPUs of a machine (label dljob.dev/machine) that other processes" in busy.bottleneck
+        left = "3 nodes share the 1.6 CPUs of a machine (label dljob.dev/machine) that other processes leave"
+        assert left in busy.bottleneck
         assert "3 nodes share the 1.85 CPUs of a machine (label dljob.dev/machine)" in idle.bottleneck
         assert "other processes" not in idle.bottleneck
 
