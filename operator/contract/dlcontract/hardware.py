@@ -181,6 +181,8 @@ class HardwareMeasure(UntrustedRecord):
 
     A value well above 1 means that other processes used the cores too.
     """
+    background_cores: Annotated[float, Field(ge=0, le=10_000)] | None = None
+    """Median number of CPUs that other processes of the machine used meanwhile. None: not measured."""
     took_s: Annotated[float, Field(ge=0, le=1e5)] = 0.0
     notes: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
     """Measurements that are missing, each with the reason."""

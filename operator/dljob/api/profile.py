@@ -238,6 +238,14 @@ class HardwareProfile(FiniteModel):
     crowded: Annotated[
         float, Field(ge=1, description="Elapsed time of steps on one core, divided by their CPU time.")
     ] = 1.0
+    background_cores: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="CPUs that other processes of the machine used while the probe ran, such as daemons and other "
+            "pods. Plans leave these CPUs to them. Unset: not measured.",
+        ),
+    ] = None
     steps: Annotated[tuple[ProbedStep, ...], Field(max_length=48, description="Measured steps.")] = ()
     notes: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_NOTE)], ...],

@@ -78,6 +78,8 @@ def _optional_rows(profile: HardwareProfile, hardware: Hardware, sheet: Device) 
         rows.append(_row("disk, reading", input_data.DISK_BANDWIDTH_Bps, hardware.disk_Bps, "B/s"))
     if profile.disk_write_bytes_per_second is not None:
         rows.append(["disk, writing", "", _figure(profile.disk_write_bytes_per_second, "B/s"), ""])
+    if profile.background_cores is not None:
+        rows.append(["CPUs that others use", "", f"{profile.background_cores:.2g}", ""])
     near = sheet.peer_bandwidth_Bps, communication.SHARED_MEMORY_LATENCY_S
     far = communication.ETHERNET_BANDWIDTH_Bps, communication.TCP_LATENCY_S
     rows += _link_rows("within the node", profile.node_link, *near) if hardware.near else []

@@ -27,6 +27,9 @@ DISK_LIMITS_Bps = (1e6, 3e10)
 LINK_LIMITS_Bps = (1e5, 1e12)
 LATENCY_LIMITS_s = (1e-8, 1.0)
 MEMORY_LIMITS_Bps = (1e8, 1e14)
+MAX_BACKGROUND = 0.5
+"""Largest part of the CPUs of a node or machine that plans leave to other processes because a probe has measured their
+load. A larger load was probably that of a moment."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class Hardware:
     """Latency and bandwidth of messages between two ranks of a node."""
     far: LinkSpeed | None = None
     """Latency and bandwidth of messages between two pods on different nodes."""
+    background_cpu: float = 0.0
+    """CPUs that other processes used while the probe ran; 0 if this was not measured."""
+    node_cpu: float = 0.0
+    """CPUs of the measured node's kernel; 0 if unknown. For a node in a container, these are all of its machine."""
     doubts: tuple[str, ...] = field(default=())
     """Texts for users. Each names an implausible value and says what plans use instead."""
 
@@ -74,6 +81,16 @@ class Hardware:
             changed = replace(changed, peer_bandwidth_Bps=self.near.bandwidth_Bps)
         return changed
 
+    def left(self, cpu: float, nodes: int = 1) -> float:
+        """Return how many of ``cpu`` CPUs other processes leave to the ranks of ``nodes`` nodes that share these CPUs.
+
+        CPUs of the measured node beyond ``cpu`` serve the other processes first, such as those that the node reserves
+        for its daemons. If ``cpu`` exceeds the measured node, as on the host of virtual machines, each of the nodes has
+        such a load. The result is at least ``cpu`` (1 - ``MAX_BACKGROUND``).
+        """
+        load = self.background_cpu * (nodes if cpu > self.node_cpu else 1)
+        return max(cpu - max(0.0, load - max(0.0, self.node_cpu - cpu)), cpu * (1 - MAX_BACKGROUND))
+
     def believed(self, assumed: bool = False, core: Device | None = None) -> Self:
         """Return a copy without values that are implausible compared with data sheets, which ``doubts`` then lists.
 
@@ -86,6 +103,12 @@ class Hardware:
         """
         doubts: list[str] = []
         fitted = self._believed_fit(MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR, doubts)
+        background_cpu = min(self.background_cpu, MAX_BACKGROUND * self.node_cpu)
+        if background_cpu < self.background_cpu:
+            doubts.append(
+                f"other processes: found {self.background_cpu:.3g} CPUs in use; expected at most {background_cpu:.3g} "
+                f"of {self.node_cpu:.3g}. The plan leaves {background_cpu:.3g} CPUs to them"
+            )
         memory = MEMORY_LIMITS_Bps
         if core is not None:
             memory = core.memory_bandwidth_Bps / MAX_FACTOR, core.memory_bandwidth_Bps * MAX_FACTOR
@@ -97,6 +120,7 @@ class Hardware:
             disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
             far=_believed_link("link between nodes", self.far, doubts),
+            background_cpu=background_cpu,
             doubts=tuple(doubts),
         )
 

@@ -181,6 +181,30 @@ def test_impossible_rates_count_as_not_measured(fields: dict[str, Any], name: st
     assert all(getattr(found, each) is None for each in fields)
 
 
+def test_other_processes_get_at_most_half_of_the_cpus() -> None:
+    found = Hardware(background_cpu=3.0, node_cpu=4.0).believed()
+    assert found.background_cpu == 2.0
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ["other processes"]
+    assert not Hardware(background_cpu=2.0, node_cpu=4.0).believed().doubts
+
+
+@pytest.mark.parametrize(
+    ("cpu", "nodes", "expected"),
+    [
+        (4.0, 1, 3.5),
+        (3.8, 1, 3.5),  # the node reserves 0.2 CPUs
+        (3.5, 3, 3.5),
+        (0.2, 1, 0.2),  # a node in a container with a quota, on a machine with 4 CPUs
+        (16.0, 3, 14.5),  # three virtual machines, each with 4 CPUs and other processes of its own
+        (16.0, 100, 8.0),
+        (float("inf"), 3, float("inf")),
+    ],
+)
+def test_other_processes_first_use_the_cpus_that_ranks_cannot(cpu: float, nodes: int, expected: float) -> None:
+    assert Hardware(background_cpu=0.5, node_cpu=4.0).left(cpu, nodes) == pytest.approx(expected)
+    assert Hardware(node_cpu=4.0).left(cpu, nodes) == Hardware().left(cpu, nodes) == cpu
+
+
 def test_a_profile_keeps_what_the_probe_measured() -> None:
     given = measure(
         SLOW,
@@ -188,6 +212,7 @@ def test_a_profile_keeps_what_the_probe_measured() -> None:
         disk=DiskRate(read_Bps=2e9, write_Bps=1e9, direct=True),
         near=LinkRate(latency_s=1e-6, Bps=4e9),
         far=LinkRate(latency_s=4e-5, Bps=1e9),
+        background_cores=0.25,
     )
     stored = hardware_profile(given, "node", "node-3")
     assert (stored.node, stored.product, stored.origin) == ("node-3", "A Processor", "probe")
@@ -195,6 +220,7 @@ def test_a_profile_keeps_what_the_probe_measured() -> None:
     assert found.memory_Bps == 1e10
     assert found.disk_Bps == 2e9
     assert (found.near, found.far) == (LinkSpeed(1e-6, 4e9), LinkSpeed(4e-5, 1e9))
+    assert (stored.background_cores, found.background_cpu, found.node_cpu) == (0.25, 0.25, 1.0)
     assert vars(found.factors) == pytest.approx(vars(compared(given).factors), rel=1e-3)
     again = DLProfileStatus.model_validate(DLProfileStatus(hardware=stored).manifest())
     assert again.hardware == stored

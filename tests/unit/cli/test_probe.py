@@ -38,6 +38,7 @@ MEASURE = HardwareMeasure(
     memory=(MemoryRate(Bps=9e9), MemoryRate(cores=4, Bps=2e10)),
     disk=DiskRate(read_Bps=2e9, write_Bps=1e9, direct=True),
     near=LinkRate(latency_s=1e-6, Bps=4e9),
+    background_cores=0.31,
     notes=("a note",),
 )
 A100 = "NVIDIA-A100-SXM4-40GB"
@@ -391,6 +392,7 @@ def test_the_table_shows_sheet_measurement_ratio_and_doubts() -> None:
     lines = "\n".join(hardware_table("plain", profile, hardware_of(profile, "plain")))
     assert "500 MB/s" in lines
     assert "4.00" in lines
+    assert "CPUs that others use" in lines and "0.31" in lines
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def _measured(
     import torch
 
     from dlcontract.hardware import HardwareMeasure
-    from dltrain.hardware_probe import disk, machine, memory, networks, structures
+    from dltrain.hardware_probe import background, disk, machine, memory, networks, structures
     from dltrain.hardware_probe import node_link as within
     from dltrain.host import cgroup
     from dltrain.protocol.errors import BadInputError
@@ -119,7 +119,8 @@ def _measured(
         _say(f"training {count} random networks")
         random_nets, note = structures.measured(count, STRUCTURES_S)
         notes.append(note)
-    steps, crowded = networks.timed_steps(chip, cores, STEPS_S)
+    others = background.Background()
+    steps, crowded = networks.timed_steps(chip, cores, STEPS_S, None if on_gpu else others.sample)
     _say(f"timed {len(steps)} steps; measuring memory, disk and links")
     alone = crowded <= networks.CROWDED
     if not alone:
@@ -147,6 +148,7 @@ def _measured(
         near=near,
         far=far,
         crowded=crowded,
+        background_cores=others.cores() if alone else None,
         took_s=round(time.monotonic() - begin, 2),
         notes=tuple(note for note in notes if note),
     ).to_json()

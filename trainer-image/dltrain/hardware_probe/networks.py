@@ -148,17 +148,20 @@ def _has_half_units(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def timed_steps(device: torch.device, cores: float, budget_s: float) -> tuple[list[TimedStep], float]:
+def timed_steps(
+    device: torch.device, cores: float, budget_s: float, sample: Callable[[], None] | None = None
+) -> tuple[list[TimedStep], float]:
     """Return the timed steps, and the median of (elapsed time / CPU time) on one core, which is 1 on an idle node.
 
     Steps on one core come first, and once more in the end. If one of the two shows that other processes use the cores
     (``CROWDED``), steps on several cores are left out: threads that wait for a thread without a core say nothing about
-    the hardware. ``budget_s``: seconds for all steps.
+    the hardware. ``budget_s``: seconds for all steps. ``sample``: function to call again and again while steps run on
+    one core, for other measurements of this time.
     """
     todo = list(cases(device, cores))[:MAX_TIMED]
     on_gpu = device.type == "cuda"
     single, several = ([case for case in todo if (case.cores == 1) == one] for one in (True, False))
-    _run_in_turns(single, budget_s * (0.6 if several else 1.0))
+    _run_in_turns(single, budget_s * (0.6 if several else 1.0), sample)
     crowded = 1.0 if on_gpu else _crowded(single)
     if several and crowded <= CROWDED:
         _run_in_turns(several, 0.4 * budget_s)
@@ -174,11 +177,12 @@ def _crowded(single: list[Case]) -> float:
     return max(1.0, float(f"{median(wall / max(cpu, 1e-9) for case in single for wall, cpu in case.times):.3g}"))
 
 
-def _run_in_turns(todo: list[Case], budget_s: float) -> None:
+def _run_in_turns(todo: list[Case], budget_s: float, sample: Callable[[], None] | None = None) -> None:
     """Time the cases until ``budget_s`` seconds have passed, but each at least once.
 
     The cases take turns, so that a disturbance does not hit all runs of one case. A turn has ``TURN_STEPS`` steps and
-    one before them that does not count, because it finds the data of another case in the caches.
+    one before them that does not count, because it finds the data of another case in the caches. ``sample`` is called
+    between turns of cases.
     """
     end = time.perf_counter() + budget_s
     for case in todo:
@@ -187,6 +191,8 @@ def _run_in_turns(todo: list[Case], budget_s: float) -> None:
             case.run()
     while todo and (time.perf_counter() < end or not todo[-1].times):
         for case in todo:
+            if sample is not None:
+                sample()
             torch.set_num_threads(case.cores)
             case.run()
             for _ in range(TURN_STEPS):

@@ -60,6 +60,7 @@ def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> H
         node_link=link(found.near),
         network_link=link(found.far),
         crowded=measure.crowded,
+        background_cores=measure.background_cores,
         steps=tuple(
             ProbedStep(net=step.net, batch=step.batch, cores=step.cores, seconds=step.s, precision=step.precision)
             for step in measure.steps
@@ -140,4 +141,6 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
         disk_Bps=profile.disk_read_bytes_per_second,
         near=link(profile.node_link),
         far=link(profile.network_link),
+        background_cpu=profile.background_cores or 0.0 if profile.kind == "cpu" else 0.0,
+        node_cpu=float(profile.node_cores),
     ).believed(sheet.assumed, core=sheet if sheet.kind == "cpu" else None)

@@ -51,6 +51,8 @@ class CoreUse:
     serial: float = SERIAL
     memory_cores: float | None = None
     """Measured number of cores that use the whole memory bandwidth of the node; None: ``SATURATING_PART``."""
+    threads: float | None = None
+    """Number of cores for which the rank starts threads, if other processes take a part of them; None: ``cores``."""
 
     @property
     def arithmetic(self) -> float:
@@ -75,7 +77,8 @@ class CoreUse:
     @property
     def fork_s(self) -> float:
         """Return the seconds that starting and joining threads adds to each layer of a step."""
-        return REGIONS_PER_LAYER * FORK_S * log2(self.cores) if self.cores > 1 else 0.0
+        threads = self.threads or self.cores
+        return REGIONS_PER_LAYER * FORK_S * log2(threads) if threads > 1 else 0.0
 
 
 ONE_CORE = CoreUse()

@@ -19,6 +19,7 @@ from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
+from dljob.planner.candidates.node_layout import Layout, cores_text
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of
 from dljob.planner.candidates.shard_space import largest_share, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -376,9 +377,9 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     }
     longest = max(texts)
     text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
-    if longest == timing.compute_s and option.machine_nodes > 1:
-        cpu = option.pool.machine_cpu(option.machine_nodes)
-        text += f"; {option.machine_nodes} nodes share the {cpu:.3g} CPUs of a machine (label dljob.dev/machine)"
+    if longest == timing.compute_s:
+        layout = Layout(option.ranks_per_node, option.cores, option.machine_nodes)
+        text += cores_text(option.pool, layout, option.hardware)
     fixed = option.curve.seconds(0) / timing.compute_s
     if longest == timing.compute_s and fixed > 0.3:
         text += f"; {100 * fixed:.0f} % of the computing time does not depend on the batch size"

@@ -193,8 +193,9 @@ def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> Core
     """Return the use of the cores of a CPU node by the ranks of ``layout``.
 
     Nodes of one machine count like one node with the cores of the machine and the ranks of all these nodes. If the
-    ranks together have more cores than the machine, each gets an equal part of it. ``hardware``: measured constants of
-    this type of node; None: assumed constants.
+    ranks together have more cores than the machine, each gets an equal part of it. The same holds for the cores that
+    other processes leave to them (``Hardware.left``). ``hardware``: measured constants of this type of node; None:
+    assumed constants.
     """
     nodes = layout.machine_nodes
     ranks, machine_cpu = nodes * layout.ranks, pool.machine_cpu(nodes)
@@ -203,4 +204,19 @@ def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> Core
     if hardware is None:
         return use
     serial = use.serial if hardware.serial is None else hardware.serial
-    return replace(use, serial=serial, memory_cores=hardware.memory_cores)
+    use = replace(use, serial=serial, memory_cores=hardware.memory_cores)
+    on_node = hardware.left(max(pool.cpu, layout.cpus)) / layout.ranks
+    left = min(on_node, hardware.left(machine_cpu, nodes) / ranks)
+    return replace(use, cores=left, threads=cores) if hardware.background_cpu and left < cores else use
+
+
+def cores_text(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> str:
+    """Return a text that says with whom the ranks of a CPU node share its cores, to follow another text; or ''."""
+    use, nodes = use_of(pool, layout, hardware), layout.machine_nodes
+    taken = use.threads is not None
+    left = f"{use.cores * use.ranks:.3g}"
+    if nodes > 1:
+        others = " that other processes leave (dljob probe)" if taken else ""
+        cpu = left if taken else f"{pool.machine_cpu(nodes):.3g}"
+        return f"; {nodes} nodes share the {cpu} CPUs of a machine (label dljob.dev/machine){others}"
+    return f"; other processes of a node leave {left} of {pool.cpu:.3g} CPUs (dljob probe)" if taken else ""

@@ -1,17 +1,21 @@
 """Tests of plans on nodes that share the cores of a machine, as labels say: the development cluster has such nodes."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dljob.calibrate.learned import LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView, catalogue
+from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import Decision, FixedChoice, Learned, Request
 from dljob.planner.candidates.cost.implausible import without_implausible
-from dljob.planner.candidates.node_layout import Layout, on_machine, shared_layouts, use_of
+from dljob.planner.candidates.node_layout import Layout, cores_text, on_machine, shared_layouts, use_of
 from dljob.planner.candidates.pools import Pool, eligible
 from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import decided, view
@@ -113,6 +117,75 @@ class TestUseOfCores:
     def test_gpus_do_not_share_cores(self) -> None:
         cluster = view({"count": 3, "device": "Tesla-T4", "cpu": 8, "memory": "32Gi", "machine": "host"})
         assert pool_of(cluster).machines == ()
+
+
+class TestOtherProcesses:
+    """Fixed bug: ranks had all cores of a machine, although the cluster itself takes a part of them all the time."""
+
+    @staticmethod
+    def known(background_cpu: float, node_cpu: float = 2.0) -> dict[tuple[str, str], Learned]:
+        return {(KEY, "cpu"): Learned(hardware=Hardware(background_cpu=background_cpu, node_cpu=node_cpu))}
+
+    def test_ranks_of_quickstarts_machine_get_what_others_leave(self) -> None:
+        idle, busy = (on_three(QUICKSTARTS, self.known(load)).chosen.prediction for load in (0.0, 0.4))
+        assert busy.compute_s == pytest.approx(1.85 / 1.6 * idle.compute_s, rel=0.01)
+        left = "3 nodes share the 1.6 CPUs of a machine (label dljob.dev/machine) that other processes leave"
+        assert left in busy.bottleneck
+        assert "3 nodes share the 1.85 CPUs of a machine (label dljob.dev/machine)" in idle.bottleneck
+        assert "other processes" not in idle.bottleneck
+
+    def test_load_that_the_label_already_leaves_out_does_not_count_twice(self) -> None:
+        idle, known = (on_three(QUICKSTARTS, self.known(load)).chosen.prediction for load in (0.0, 0.15))
+        assert known.step_s == pytest.approx(idle.step_s)
+
+    def test_a_node_is_affected_only_if_the_ranks_fill_it(self) -> None:
+        pool = pool_of(view({"cpu": 8, "memory": "32Gi"}))
+        busy = Hardware(background_cpu=1.5, node_cpu=8.0)
+        assert use_of(pool, Layout(2, 3.0), busy).cores == 3.0
+        assert use_of(pool, Layout(2, 4.0), busy).cores == 3.25
+        assert use_of(pool, Layout(1, 8.0), busy).cores == 6.5
+        found = cores_text(pool, Layout(2, 4.0), busy)
+        assert found == "; other processes of a node leave 6.5 of 8 CPUs (dljob probe)"
+        assert cores_text(pool, Layout(2, 3.0), busy) == ""
+
+    def test_no_load_makes_exactly_the_plan_without_the_measurement(self) -> None:
+        for cluster in (ALONE, SHARED, QUICKSTARTS, view({"count": 2, "cpu": 64, "memory": "256Gi"})):
+            zero, without = (decided(QUICKSTART, cluster, self.known(0.0, cpu)) for cpu in (2.0, 0.0))
+            assert zero == without
+
+    @given(
+        st.lists(st.floats(0, 40), min_size=2, max_size=2),
+        st.sampled_from([1, 2, 8, 64]),
+        st.integers(1, 4),
+        st.integers(1, 8),
+        st.floats(0.1, 8),
+        st.floats(0.5, 80),
+    )
+    def test_more_load_never_makes_a_rank_faster(
+        self, loads: list[float], node_cpu: int, nodes: int, ranks: int, cores: float, machine_cpu: float
+    ) -> None:
+        less, more = sorted(loads)
+        labels = {"machine": "host", "machineCpu": f"{machine_cpu:.2f}"}
+        pool = pool_of(view({"count": 4, "cpu": node_cpu, "memory": "64Gi"} | labels))
+        layout = Layout(ranks, min(cores, node_cpu / ranks), nodes)
+        zero = use_of(pool, layout, Hardware(node_cpu=float(node_cpu)))
+        uses = [use_of(pool, layout, Hardware(background_cpu=load, node_cpu=node_cpu)) for load in (less, more)]
+        seconds = [
+            catalogue_curve(workload_of(QUICKSTART), catalogue.cpu("cpu", use.cores), use=use).seconds(40)
+            for use in (zero, *uses)
+        ]
+        assert all(a <= b * (1 + 1e-9) for a, b in pairwise(seconds))
+        assert uses[1].cores >= zero.cores / 2 * (1 - 1e-9), "ranks keep half of the cores"
+
+    @pytest.mark.parametrize("nodes", [1, 2, 3])
+    @pytest.mark.parametrize("cluster", [SHARED, QUICKSTARTS, ALONE])
+    def test_more_load_never_predicts_a_faster_plan(self, cluster: ClusterView, nodes: int) -> None:
+        request = replace(QUICKSTART, nodes_min=nodes, nodes_max=nodes)
+        steps = [
+            decided(request, cluster, self.known(load)).chosen.prediction.step_s
+            for load in (0.0, 0.1, 0.3, 0.7, 1.5, 40.0)
+        ]
+        assert steps == sorted(steps)
 
 
 class TestMeasurements:
