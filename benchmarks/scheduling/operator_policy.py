@@ -134,7 +134,8 @@ class Operator:
 
     def _start(self, now_s: float, waiting: Sequence[State], states: Mapping[str, State]) -> None:
         """Start waiting jobs in the order of the queue, with back-fill behind the first that cannot start."""
-        left, first = list(waiting), None
+        left = list(waiting)
+        first: State | None = None
         while left:
             left.sort(key=lambda state: self._queued(state, states).place)
             state, free = left[0], self.ledger.view()
@@ -144,9 +145,12 @@ class Operator:
                 free = part_of(free, part)
             choice = PLANS.of(state.job.model, free)
             if choice is None:
-                first = first or self._shadow(now_s, state, states)
-            elif first is not None and not first.after(now_s, self._p90_s(state, choice)):
-                choice = PLANS.of(state.job.model, first.beside(free))
+                # The search for its shadow reservation plans many times. Usually no job could overtake it.
+                first = first if first is not None or PLANS.of(state.job.model, view()) is None else state
+            elif first is not None:
+                before = self._shadow(now_s, first, states)
+                if before is not None and not before.after(now_s, self._p90_s(state, choice)):
+                    choice = PLANS.of(state.job.model, before.beside(free))
             if choice is not None:
                 self._place(state.job.name, choice)
                 self.moved_s[state.job.name] = now_s
