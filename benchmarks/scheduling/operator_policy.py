@@ -22,6 +22,7 @@ from dljob.scheduling import (
     MIN_LEFT_S,
     BoundPod,
     Holder,
+    Interval,
     Ledger,
     NodeCapacity,
     PossiblePlan,
@@ -42,6 +43,7 @@ from dljob.scheduling import (
     interval,
     shadow,
     start_in_s,
+    start_up,
 )
 from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all, free_devices, part_of
 
@@ -168,14 +170,12 @@ class Operator:
         return assign([Candidate(0, options(state)) for state in waiting], free_devices(self.ledger.view()))
 
     def _p90_s(self, state: State, choice: Choice) -> float:
-        return START_S + choice.prediction.step_s * state.job.request.total_steps * self.spread * state.left
+        return choice.prediction.step_s * state.job.request.total_steps * self.spread * state.left
 
     def _shadow(self, now_s: float, state: State, states: Mapping[str, State]) -> Shadow | None:
         """Return the shadow reservation of the first in line, as ``controller.planning.queueing`` finds it."""
         ends = in_order_of_ends(
-            RunningJob((states[name].job.namespace, name), states[name].left * run.seconds * self.spread + START_S)
-            for name in self.placed
-            if (run := self._run(states[name])) is not None
+            RunningJob((states[name].job.namespace, name), self._left(states[name]).p90) for name in self.placed
         )
         found = PLANS.of(state.job.model, self._after(ends))
         if found is None:
@@ -203,26 +203,33 @@ class Operator:
         if all(state.job.name in self.foresight.start for state in waiting):
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
+        starts_up = start_up(START_S for name in self.placed if states[name].left < 1)
         holders = []
         for name, placed in self.placed.items():
-            state, run = states[name], self._run(states[name])
-            assert run is not None
-            # The measured step time shows the job's noise as soon as it trains.
-            noise = state.job.noise if state.left < 1 else 1.0
-            left = interval(state.wait_s + state.left * run.seconds * noise, self.spread)
+            state = states[name]
+            left = self._left(state) if state.left < 1 else self._left(state).plus(starts_up)
             uses = tuple(Use(node, count, 0.0, 0) for node, count in placed.pods)
             holders.append(Holder((state.job.namespace, name), left, uses))
         shares = Shares(Requests(0, 0, self.ledger.total().devices), QueuePolicy())
         line = [self._waiter(state, states) for state in waiting]
-        found = forecast(self.ledger.view(), holders, line, shares, self.foresight.recent(now_s))
+        found = forecast(self.ledger.view(), holders, line, shares, self.foresight.recent(now_s), starts_up)
         for (_, name), each in found.items():
             self.foresight.note(name, now_s, each.start)
+
+    def _left(self, state: State) -> Interval:
+        """Return percentiles of the remaining seconds of a running job's training, as ``job.remaining`` predicts them.
+
+        The measured step time shows the job's noise as soon as it trains.
+        """
+        run = self._run(state)
+        assert run is not None
+        return interval(state.left * run.seconds * (state.job.noise if state.left < 1 else 1.0), self.spread)
 
     def _waiter(self, state: State, states: Mapping[str, State]) -> Waiter:
         uses = sorted(state.job.uses, key=lambda use: use.seconds)
         plans = tuple(
             PossiblePlan(
-                interval(START_S + use.seconds * state.left, self.spread),
+                interval(use.seconds * state.left, self.spread),
                 (_reservation(use.device, use.nodes, use.devices // use.nodes),),
             )
             for use in uses

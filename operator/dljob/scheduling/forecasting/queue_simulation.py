@@ -10,7 +10,7 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.scheduling.forecasting.free_nodes import FreeNodes, Use
-from dljob.scheduling.forecasting.times import Interval
+from dljob.scheduling.forecasting.times import NO_TIME, Interval
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share
 from dljob.scheduling.requests import NOTHING, Requests
 from dljob.scheduling.reservations import Reservation
@@ -34,7 +34,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PossiblePlan:
-    """A plan with which a waiting job can start. ``run``: run time of the job. ``needs``: what its pods need."""
+    """A plan with which a waiting job can start.
+
+    ``run``: run time of the job from its first step on. ``needs``: what its pods need.
+    """
 
     run: Interval
     needs: tuple[Reservation, ...]
@@ -79,12 +82,14 @@ def simulate(
     seconds: Callable[[Interval], float],
     shares: Shares | None = None,
     arrivals: Sequence[Arrival] = (),
+    start_up: Interval = NO_TIME,
 ) -> Mapping[Key, tuple[float, float]]:
     """Simulate the queue. Return for each job of ``line`` the seconds until its start and its end; infinity: unknown.
 
     ``free``: the nodes with what no pod uses now. ``holders``: jobs that hold devices. ``line``: waiting jobs in the
     order of the queue. ``seconds``: chooses the time to assume from an interval, such as its median. ``shares``: None
-    if the order of the queue never changes. ``arrivals``: jobs to come, sorted by time.
+    if the order of the queue never changes. ``arrivals``: jobs to come, sorted by time. ``start_up``: time for which a
+    job that starts holds its devices before its first step.
     """
     nodes, queue, numbers = FreeNodes(free), _Line(line, shares), count()
     ends: _Ends = []
@@ -93,7 +98,7 @@ def simulate(
         ends.append((seconds(holder.left), next(numbers), holder.key[0], taken))
         queue.hold(holder.key[0], taken)
     heapify(ends)
-    coming, now_s = deque(arrivals), 0.0
+    coming, now_s, start_s = deque(arrivals), 0.0, seconds(start_up)
     found = dict.fromkeys((job.key for job in line), (inf, inf))
     unknown = set(found)
     shadow: _Shadow | None = None
@@ -108,7 +113,7 @@ def simulate(
         """
         for job in queue.in_order():
             before = shadow if shadow is not None and shadow.key != job.key else None
-            started = _start(nodes, job, before, now_s, seconds, full)
+            started = _start(nodes, job, before, now_s, lambda plan: seconds(plan.run) + start_s, full)
             if started is None:
                 shadow = shadow or _shadow(nodes, ends, job)
                 continue
@@ -209,19 +214,19 @@ def _start(
     job: Waiter,
     before: "_Shadow | None",
     now_s: float,
-    seconds: Callable[[Interval], float],
+    seconds: Callable[[PossiblePlan], float],
     full: set[object],
 ) -> tuple[float, tuple[Use, ...]] | None:
-    """Start a job with the best plan for which there is room. Return its run time in seconds and what it takes.
+    """Start a job with the best plan for which there is room. Return the seconds until its end and what it takes.
 
     Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
     not delay; None: there is none. A job that ends after the start of this reservation, or if that is unknown, also
-    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume.
-    ``full``: keys (see ``_shape``) of plans that have no room now. These are skipped, and the function adds those that
-    it finds.
+    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: returns the seconds from the start
+    to the end of a job with a plan. ``full``: keys (see ``_shape``) of plans that have no room now. These are skipped,
+    and the function adds those that it finds.
     """
     for plan in job.plans:
-        run_s, shape = seconds(plan.run), _shape(plan)
+        run_s, shape = seconds(plan), _shape(plan)
         if shape in full:
             continue
         # If the start of the first in line is unknown, it may be soon (``Shadow.after``).
