@@ -22,6 +22,7 @@ from dljob.scheduling import (
     MIN_LEFT_S,
     BoundPod,
     Holder,
+    Interval,
     Ledger,
     NodeCapacity,
     PossiblePlan,
@@ -42,6 +43,7 @@ from dljob.scheduling import (
     interval,
     shadow,
     start_in_s,
+    start_up,
 )
 from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all, free_devices, part_of
 
@@ -134,7 +136,8 @@ class Operator:
 
     def _start(self, now_s: float, waiting: Sequence[State], states: Mapping[str, State]) -> None:
         """Start waiting jobs in the order of the queue, with back-fill behind the first that cannot start."""
-        left, first = list(waiting), None
+        left = list(waiting)
+        first: State | None = None
         while left:
             left.sort(key=lambda state: self._queued(state, states).place)
             state, free = left[0], self.ledger.view()
@@ -144,9 +147,12 @@ class Operator:
                 free = part_of(free, part)
             choice = PLANS.of(state.job.model, free)
             if choice is None:
-                first = first or self._shadow(now_s, state, states)
-            elif first is not None and not first.after(now_s, self._p90_s(state, choice)):
-                choice = PLANS.of(state.job.model, first.beside(free))
+                # The search for its shadow reservation plans many times. Usually no job could overtake it.
+                first = first if first is not None or PLANS.of(state.job.model, view()) is None else state
+            elif first is not None:
+                before = self._shadow(now_s, first, states)
+                if before is not None and not before.after(now_s, self._p90_s(state, choice)):
+                    choice = PLANS.of(state.job.model, before.beside(free))
             if choice is not None:
                 self._place(state.job.name, choice)
                 self.moved_s[state.job.name] = now_s
@@ -164,14 +170,12 @@ class Operator:
         return assign([Candidate(0, options(state)) for state in waiting], free_devices(self.ledger.view()))
 
     def _p90_s(self, state: State, choice: Choice) -> float:
-        return START_S + choice.prediction.step_s * state.job.request.total_steps * self.spread * state.left
+        return choice.prediction.step_s * state.job.request.total_steps * self.spread * state.left
 
     def _shadow(self, now_s: float, state: State, states: Mapping[str, State]) -> Shadow | None:
         """Return the shadow reservation of the first in line, as ``controller.planning.queueing`` finds it."""
         ends = in_order_of_ends(
-            RunningJob((states[name].job.namespace, name), states[name].left * run.seconds * self.spread + START_S)
-            for name in self.placed
-            if (run := self._run(states[name])) is not None
+            RunningJob((states[name].job.namespace, name), self._left(states[name]).p90) for name in self.placed
         )
         found = PLANS.of(state.job.model, self._after(ends))
         if found is None:
@@ -199,26 +203,33 @@ class Operator:
         if all(state.job.name in self.foresight.start for state in waiting):
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
+        starts_up = start_up(START_S for name in self.placed if states[name].left < 1)
         holders = []
         for name, placed in self.placed.items():
-            state, run = states[name], self._run(states[name])
-            assert run is not None
-            # The measured step time shows the job's noise as soon as it trains.
-            noise = state.job.noise if state.left < 1 else 1.0
-            left = interval(state.wait_s + state.left * run.seconds * noise, self.spread)
+            state = states[name]
+            left = self._left(state) if state.left < 1 else self._left(state).plus(starts_up)
             uses = tuple(Use(node, count, 0.0, 0) for node, count in placed.pods)
             holders.append(Holder((state.job.namespace, name), left, uses))
         shares = Shares(Requests(0, 0, self.ledger.total().devices), QueuePolicy())
         line = [self._waiter(state, states) for state in waiting]
-        found = forecast(self.ledger.view(), holders, line, shares, self.foresight.recent(now_s))
+        found = forecast(self.ledger.view(), holders, line, shares, self.foresight.recent(now_s), starts_up)
         for (_, name), each in found.items():
             self.foresight.note(name, now_s, each.start)
+
+    def _left(self, state: State) -> Interval:
+        """Return percentiles of the remaining seconds of a running job's training, as ``job.remaining`` predicts them.
+
+        The measured step time shows the job's noise as soon as it trains.
+        """
+        run = self._run(state)
+        assert run is not None
+        return interval(state.left * run.seconds * (state.job.noise if state.left < 1 else 1.0), self.spread)
 
     def _waiter(self, state: State, states: Mapping[str, State]) -> Waiter:
         uses = sorted(state.job.uses, key=lambda use: use.seconds)
         plans = tuple(
             PossiblePlan(
-                interval(START_S + use.seconds * state.left, self.spread),
+                interval(use.seconds * state.left, self.spread),
                 (_reservation(use.device, use.nodes, use.devices // use.nodes),),
             )
             for use in uses

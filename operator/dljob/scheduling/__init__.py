@@ -11,7 +11,7 @@ from dljob.scheduling.book import ReservationBook
 from dljob.scheduling.forecasting.forecast import Forecast, Recent, forecast
 from dljob.scheduling.forecasting.free_nodes import Use
 from dljob.scheduling.forecasting.queue_simulation import Holder, PossiblePlan, Shares, Waiter
-from dljob.scheduling.forecasting.times import UNKNOWN, Interval, interval
+from dljob.scheduling.forecasting.times import UNKNOWN, Interval, interval, start_up
 from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
@@ -85,6 +85,7 @@ __all__ = [
     "rest_with_measured",
     "shadow",
     "start_in_s",
+    "start_up",
     "victims",
     "without_reserved",
 ]

@@ -26,8 +26,10 @@ from dljob.scheduling import (
     Waiter,
     forecast,
     interval,
+    start_up,
 )
 from dljob.scheduling.forecasting.forecast import MAX_ARRIVALS, WINDOW_S, WINDOWS, expected_arrivals
+from dljob.scheduling.forecasting.times import MIN_STARTS, START_UP
 
 
 def gpus(count: int, free: int = 1, each: int = 1) -> ClusterView:
@@ -65,6 +67,31 @@ def test_example_of_the_documentation() -> None:
     running = holder(interval(7200, 1.0), "used")
     line = [waiter("big", 3600, 2), waiter("long", 18000, 1), waiter("short", 1800, 1)]
     assert starts(forecast(view, [running], line)) == {"big": 7200, "long": 10800, "short": 0}
+
+
+def test_jobs_hold_their_devices_while_their_pods_start() -> None:
+    """Fixed bug: short jobs that run one after another were predicted to start much too early."""
+    running = [holder(interval(100, 1.0), "n-0")]
+    line = [waiter(str(n), 60, 1) for n in range(3)]
+    found = forecast(gpus(1, free=0), running, line, start_up=Interval(10, 20, 60))
+    assert starts(found) == {"0": 100, "1": 180, "2": 260}
+    last = found["team", "2"]
+    assert last.start == Interval(240, 260, 340) and last.end == Interval(310, 340, 460)
+
+
+def test_job_whose_pods_start_too_late_does_not_overtake() -> None:
+    """Fixed bug: a job was predicted to overtake the first in line, but the operator counts the start of its pods."""
+    view = ClusterView((*gpus(1, free=0).nodes, replace(gpus(1).nodes[0], name="free")))
+    running, line = [holder(interval(7200, 1.0), "n-0")], [waiter("big", 3600, 2), waiter("short", 7190, 1)]
+    assert starts(forecast(view, running, line)) == {"big": 7200, "short": 0}
+    found = forecast(view, running, line, start_up=Interval(10, 20, 60))
+    assert starts(found) == {"big": 7200, "short": 7200 + 20 + 3600}
+
+
+def test_time_of_a_start_follows_from_measured_starts() -> None:
+    assert start_up([]) == start_up([5.0] * (MIN_STARTS - 1)) == START_UP
+    assert start_up([5.0] * MIN_STARTS) == Interval(5, 5, 5)
+    assert start_up(range(0, 101, 10)) == Interval(10, 50, 90)
 
 
 def test_start_has_the_interval_of_what_runs_before() -> None:

@@ -20,7 +20,7 @@ from dljob.controller.planning.possible_plans import KnownPlan, PossiblePlans
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.observed import NO_OUTLOOK, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import OVER, remaining, run_time
+from dljob.job.remaining import OVER, remaining, run_time, start_s
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
@@ -34,6 +34,7 @@ from dljob.scheduling import (
     Use,
     Waiter,
     forecast,
+    start_up,
     without_reserved,
 )
 from dljob.scheduling.forecasting.forecast import MAX_FORECAST, WINDOW_S
@@ -237,10 +238,11 @@ class Outlooks:
 
     async def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
         waiters = {key: waiter for key in line if (waiter := self._waiter(key, waiting[key])) is not None}
+        holders, starts_up = self._holders()
         # The thread reads only immutable values. Health checks and completion do not wait for it.
         found = await asyncio.to_thread(
-            forecast, self._cache.ledger.view(), self._holders(), list(waiters.values()), self._queue.shares,
-            self._recent(waiters),
+            forecast, self._cache.ledger.view(), holders, list(waiters.values()), self._queue.shares,
+            self._recent(waiters), starts_up,
         )  # fmt: skip
         news, now = [], self._now()
         for key in line:
@@ -283,19 +285,30 @@ class Outlooks:
                 recent.append(Recent(age_s, Waiter(job.key, (begun,), self._queue.recent(job))))
         return recent
 
-    def _holders(self) -> list[Holder]:
+    def _holders(self) -> tuple[list[Holder], Interval]:
+        """Return the jobs that hold devices, and the time from new pods to the first step as measured in these jobs."""
         ledger, holders = self._cache.ledger, []
-        for job in self._cache.jobs():
-            if not self._queue.holds_devices(job.key):
-                continue
-            bound = [pod for each in self._cache.pods_of(job.key) if (pod := ledger.bound(each.uid)) is not None]
+        statuses = {job.key: previous(job) for job in self._cache.jobs() if self._queue.holds_devices(job.key)}
+        starts_up = start_up(seconds for each in statuses.values() if (seconds := start_s(each)) is not None)
+        for key, status in statuses.items():
+            job = self._cache.job(key)
+            bound = [pod for each in self._cache.pods_of(key) if (pod := ledger.bound(each.uid)) is not None]
             uses = tuple(
                 Use(pod.node, pod.requests.devices, pod.requests.cpu_m / 1000, pod.requests.memory_nbytes)
                 for pod in bound
             )
-            left = OVER if stops(job) else remaining(previous(job))
-            holders.append(Holder(job.key, left, uses, self._book.reserved(job.key)))
-        return holders
+            left = OVER if job is None or stops(job) else _left(status, starts_up)
+            holders.append(Holder(key, left, uses, self._book.reserved(key)))
+        return holders, starts_up
+
+
+def _left(status: DLJobStatus, starts_up: Interval) -> Interval:
+    """Return percentiles of the seconds until a job that holds devices ends.
+
+    ``starts_up``: time from new pods to the first step, which a job that has trained no step still needs.
+    """
+    left, done = remaining(status), status.progress
+    return left.plus(starts_up) if left is not OVER and (done is None or done.step == 0) else left
 
 
 def _outlook(found: Forecast, now: datetime) -> Outlook:

@@ -15,7 +15,7 @@ from statistics import median
 
 from dljob.cluster import ClusterView
 from dljob.scheduling.forecasting.queue_simulation import Arrival, Holder, Key, Shares, Waiter, simulate
-from dljob.scheduling.forecasting.times import Interval
+from dljob.scheduling.forecasting.times import NO_TIME, Interval
 
 MAX_FORECAST = 100
 """Maximum number of waiting jobs that are simulated. For the jobs behind them, there is no forecast."""
@@ -51,20 +51,22 @@ def forecast(
     line: Sequence[Waiter],
     shares: Shares | None = None,
     recent: Sequence[Recent] = (),
+    start_up: Interval = NO_TIME,
 ) -> dict[Key, Forecast]:
     """Return forecasts for the first ``MAX_FORECAST`` jobs of a queue, by job.
 
     ``free``: the nodes with what no pod uses now. ``holders``: jobs that hold devices. ``line``: the waiting jobs that
     the cluster could run, in the order of the queue. ``shares``: None if the order of the queue never changes.
-    ``recent``: jobs that were created within the last ``WINDOW_S``, whether they wait or not.
+    ``recent``: jobs that were created within the last ``WINDOW_S``, whether they wait or not. ``start_up``: time from a
+    start to the first step. During this time, the job holds its devices but does not train.
     """
     line = line[:MAX_FORECAST]
     if not line:
         return {}
     coming = [expected_arrivals(recent, n / MEDIANS) for n in range(MEDIANS)] if recent else [()]
-    low = simulate(free, holders, line, lambda time: time.p10, shares)
-    middle = [simulate(free, holders, line, lambda time: time.p50, shares, each) for each in coming]
-    high = simulate(free, holders, line, lambda time: time.p90, shares, coming[0])
+    low = simulate(free, holders, line, lambda time: time.p10, shares, (), start_up)
+    middle = [simulate(free, holders, line, lambda time: time.p50, shares, each, start_up) for each in coming]
+    high = simulate(free, holders, line, lambda time: time.p90, shares, coming[0], start_up)
     found = {}
     for job in line:
         start = _percentiles(low[job.key][0], [each[job.key][0] for each in middle], high[job.key][0])

@@ -10,7 +10,7 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.scheduling.forecasting.free_nodes import FreeNodes, Use
-from dljob.scheduling.forecasting.times import Interval
+from dljob.scheduling.forecasting.times import NO_TIME, Interval
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share
 from dljob.scheduling.requests import NOTHING, Requests
 from dljob.scheduling.reservations import Reservation
@@ -34,7 +34,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PossiblePlan:
-    """A plan with which a waiting job can start. ``run``: run time of the job. ``needs``: what its pods need."""
+    """A plan with which a waiting job can start.
+
+    ``run``: run time of the job from its first step on. ``needs``: what its pods need.
+    """
 
     run: Interval
     needs: tuple[Reservation, ...]
@@ -79,21 +82,27 @@ def simulate(
     seconds: Callable[[Interval], float],
     shares: Shares | None = None,
     arrivals: Sequence[Arrival] = (),
+    start_up: Interval = NO_TIME,
 ) -> Mapping[Key, tuple[float, float]]:
     """Simulate the queue. Return for each job of ``line`` the seconds until its start and its end; infinity: unknown.
 
     ``free``: the nodes with what no pod uses now. ``holders``: jobs that hold devices. ``line``: waiting jobs in the
     order of the queue. ``seconds``: chooses the time to assume from an interval, such as its median. ``shares``: None
-    if the order of the queue never changes. ``arrivals``: jobs to come, sorted by time.
+    if the order of the queue never changes. ``arrivals``: jobs to come, sorted by time. ``start_up``: time for which a
+    job that starts holds its devices before its first step.
     """
-    nodes, queue, numbers = FreeNodes(free), _Line(line, shares), count()
+    nodes, queue, numbers, shapes = FreeNodes(free), _Line(line, shares), count(), _Shapes()
     ends: _Ends = []
     for holder in holders:
         taken = (*holder.uses, *(nodes.take(holder.needs) or ()))
         ends.append((seconds(holder.left), next(numbers), holder.key[0], taken))
         queue.hold(holder.key[0], taken)
     heapify(ends)
-    coming, now_s = deque(arrivals), 0.0
+    coming, now_s, start_s = deque(arrivals), 0.0, seconds(start_up)
+
+    def total_s(plan: PossiblePlan) -> float:
+        return start_s + seconds(plan.run)
+
     found = dict.fromkeys((job.key for job in line), (inf, inf))
     unknown = set(found)
     shadow: _Shadow | None = None
@@ -101,14 +110,17 @@ def simulate(
         while coming and coming[0].in_s <= now_s:
             queue.add(coming.popleft().job)
         shadow = shadow if shadow is not None and shadow.key == queue.first else None
-        full: set[object] = set()
-        """Shapes (what the pods need) of the plans for which there is no room at this moment.
+        full: set[int] = set()
+        """Shapes (``_Shapes``) of the plans for which there is no room at this moment.
 
         A start frees nothing, so other plans of these shapes need not be tried at this moment.
         """
         for job in queue.in_order():
+            if full.issuperset(shapes.of(job)):  # Most jobs of a long queue, at most moments.
+                shadow = shadow or _shadow(nodes, ends, job)
+                continue
             before = shadow if shadow is not None and shadow.key != job.key else None
-            started = _start(nodes, job, before, now_s, seconds, full)
+            started = _start(nodes, job, before, now_s, total_s, full, shapes.of(job))
             if started is None:
                 shadow = shadow or _shadow(nodes, ends, job)
                 continue
@@ -134,6 +146,8 @@ class _Line:
     def __init__(self, line: Iterable[Waiter], shares: Shares | None) -> None:
         self._shares = shares
         self._held: dict[str, Requests] = {}
+        self._share_of: dict[str, float] = {}
+        """Dominant share of each namespace that holds something, divided by its weight."""
         self._numbers = count()
         self._jobs: dict[str, list[tuple[tuple[object, ...], int, Waiter]]] = {}
         """The waiting jobs of each namespace, in the order of the queue. Within a namespace, the share is the same."""
@@ -160,6 +174,9 @@ class _Line:
         for use in taken:
             mine += Requests(sign * round(1000 * use.cpu), sign * use.memory_nbytes, sign * use.devices)
         self._held[namespace] = mine
+        if self._shares is not None:
+            share = dominant_share(mine, self._shares.total)
+            self._share_of[namespace] = self._shares.policy.weighted(namespace, share)
 
     def release(self, namespace: str, taken: Iterable[Use]) -> None:
         self.hold(namespace, taken, -1)
@@ -200,8 +217,7 @@ class _Line:
         rank, number, job = entry
         if self._shares is None or not rank:
             return (number,)
-        share = dominant_share(self._held.get(job.key[0], NOTHING), self._shares.total)
-        return (*rank[:3], self._shares.policy.weighted(job.key[0], share), *rank[3:])
+        return (*rank[:3], self._share_of.get(job.key[0], 0.0), *rank[3:])
 
 
 def _start(
@@ -209,21 +225,22 @@ def _start(
     job: Waiter,
     before: "_Shadow | None",
     now_s: float,
-    seconds: Callable[[Interval], float],
-    full: set[object],
+    seconds: Callable[[PossiblePlan], float],
+    full: set[int],
+    shapes: Sequence[int],
 ) -> tuple[float, tuple[Use, ...]] | None:
-    """Start a job with the best plan for which there is room. Return its run time in seconds and what it takes.
+    """Start a job with the best plan for which there is room. Return the seconds until its end and what it takes.
 
     Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
     not delay; None: there is none. A job that ends after the start of this reservation, or if that is unknown, also
-    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume.
-    ``full``: keys (see ``_shape``) of plans that have no room now. These are skipped, and the function adds those that
-    it finds.
+    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: returns the seconds from the start
+    to the end of a job with a plan. ``full``: shapes of plans that have no room now. These are skipped, and the
+    function adds those that it finds. ``shapes``: the shapes of the job's plans (see ``_Shapes``).
     """
-    for plan in job.plans:
-        run_s, shape = seconds(plan.run), _shape(plan)
+    for plan, shape in zip(job.plans, shapes, strict=True):
         if shape in full:
             continue
+        run_s = seconds(plan)
         # If the start of the first in line is unknown, it may be soon (``Shadow.after``).
         late = before is not None and (before.start_s == inf or now_s + run_s > before.start_s)
         room = before.room if before is not None and late else None
@@ -235,9 +252,23 @@ def _start(
     return None
 
 
-def _shape(plan: PossiblePlan) -> tuple[object, ...]:
-    """Return what the pods of a plan need, as a key. Plans with equal keys fit on the same nodes."""
-    return tuple((n.device, n.nodes, n.devices, n.cpu, n.memory_nbytes, n.domain.terms) for n in plan.needs)
+class _Shapes:
+    """Numbers for what the pods of plans need, called *shapes*. Plans with equal numbers fit on the same nodes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._of: dict[Key, tuple[int, ...]] = {}
+
+    def of(self, job: Waiter) -> tuple[int, ...]:
+        """Return the shapes of the plans of a job, in their order."""
+        found = self._of.get(job.key)
+        if found is None:
+            found = self._of[job.key] = tuple(self._number(plan.needs) for plan in job.plans)
+        return found
+
+    def _number(self, needs: Iterable[Reservation]) -> int:
+        shape = tuple((n.device, n.nodes, n.devices, n.cpu, n.memory_nbytes, n.domain.terms) for n in needs)
+        return self._numbers.setdefault(shape, len(self._numbers))
 
 
 _Ends = list[tuple[float, int, str, tuple[Use, ...]]]

@@ -1,13 +1,18 @@
 """Tests of the queue: jobs start in its order, and no job delays the first in line."""
 
+import pytest
+
 from dljob.cluster import ClusterView
 from dljob.controller.planning.possible_plans import KEPT_S, PossiblePlans
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import remaining
 from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, POD, STATEFUL_SET
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import QueuePolicy
+from dljob.scheduling.forecasting.times import START_UP
+from dljob.status import previous
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 
@@ -314,6 +319,24 @@ def test_forecast_knows_that_a_job_starts_with_a_smaller_plan() -> None:
         found = {key: operator.cache.job(key).status["queue"]["latestStart"] for key in (elastic, rigid)}  # type: ignore[union-attr]
         ends = operator.cache.job(short).status["forecast"]  # type: ignore[union-attr]
         assert found[elastic] < found[rigid], (found, ends)
+
+    on_two_nodes(body)
+
+
+def test_forecast_counts_the_start_of_pods() -> None:
+    """Fixed bug: a job was predicted to end as if its pods started and ranks connected in no time."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SPEC)
+        await run_on(cluster, operator, running, "n1", "n2")
+        waits = cluster.submit("waits", second=1, **SPEC)
+        await operator.watch(4.0)
+        job, found = operator.cache.job(running), operator.planning.outlook(waits)
+        assert job is not None and found is not None and found.earliest is not None and found.latest is not None
+        left = remaining(previous(job))
+        assert (found.latest - found.earliest).total_seconds() == pytest.approx(
+            left.p90 + START_UP.p90 - left.p10 - START_UP.p10
+        )
 
     on_two_nodes(body)
 
