@@ -62,6 +62,7 @@ class Connection:
             connector=Connector(self.info.as_ssl_context()),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
             middlewares=() if self.again is None else (Renewal(self),),
+            proxy=self.info.proxy_url,
         )
 
 
@@ -88,10 +89,11 @@ class Renewal:
         async with self._lock:
             if self._header in (None, sent):  # Otherwise, another request has logged in meanwhile.
                 self._header = await asyncio.to_thread(self._another) or self._header
-        if self._header in (None, sent):
+        renewed = self._header
+        if renewed is None or renewed == sent:
             return response
         response.close()
-        request.headers["Authorization"] = self._header
+        request.headers["Authorization"] = renewed
         return await handler(request)
 
     def _another(self) -> str | None:

@@ -94,6 +94,18 @@ def with_plugin(url: str) -> dict[str, Any]:
     return config
 
 
+def test_proxy_of_the_kubeconfig_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: commands tried to reach the API server without the proxy."""
+    with threaded_api(tmp_path) as server:
+        config = kubeconfig("http://api.invalid:6443", "team-a")
+        config["clusters"][0]["cluster"]["proxy-url"] = server.server.url
+        files(monkeypatch, tmp_path, config)
+        assert main(["top"]) == 0
+    assert capsys.readouterr().out == "no DLJobs in namespace team-a\n"
+
+
 def test_plugin_leaves_the_namespace_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed bug: with a plugin of a cloud provider, commands used the namespace ``default``."""
     plugin = Plugin(monkeypatch)
