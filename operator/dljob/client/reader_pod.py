@@ -48,7 +48,7 @@ def manifest(
     """
     meta, spec = job["metadata"], job.get("spec") or {}
     trainer = spec.get("trainer") or {}
-    secrets = trainer.get("imagePullSecrets") or (defaults.trainer and defaults.trainer.image_pull_secrets) or ()
+    secrets = trainer.get("imagePullSecrets") or (defaults.trainer.image_pull_secrets if defaults.trainer else ()) or ()
     resources = {"cpu": "100m", "memory": "256Mi"}
     owner = {"apiVersion": API_VERSION, "kind": "DLJob", "name": meta["name"], "uid": meta["uid"]}
     container = {
@@ -98,7 +98,8 @@ def manifest(
 def _tolerations(spec: Mapping[str, Any], defaults: JobDefaults) -> list[Any]:
     """Return the tolerations of the job's pods. The volume may be bound to one of their nodes."""
     own = (spec.get("scheduling") or {}).get("tolerations") or []
-    others = [item.manifest() for item in (defaults.scheduling and defaults.scheduling.tolerations) or ()]
+    given = defaults.scheduling.tolerations if defaults.scheduling else None
+    others = [item.manifest() for item in given or ()]
     found = [*own, *(item for item in others if item not in own)]
     for override in spec.get("podTemplateOverrides") or ():
         # An override replaces a list whose items have no names.
