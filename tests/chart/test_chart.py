@@ -65,6 +65,16 @@ def test_operator_goes_before_the_pods_of_jobs() -> None:
     )
 
 
+def test_priority_classes_have_different_names_in_a_namespace_with_a_long_name() -> None:
+    """Fixed bug: both names were cut to the same 63 characters, so that Helm could not install the chart."""
+    objects = render(release="machine-learning-platform", namespace="n" * 63)
+    names = {each["value"]: each["metadata"]["name"] for each in of_kind(objects, "PriorityClass")}
+    assert len(set(names.values())) == 2 and max(map(len, names.values())) <= 63
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert env["DLJOB_PROBE_PRIORITY_CLASS"] == names[-1000]
+
+
 def test_defaults_are_secure() -> None:
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

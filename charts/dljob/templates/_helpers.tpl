@@ -88,7 +88,7 @@ Not empty if the operator measures hardware by itself. It must see the pods of a
 
 {{/* The priority class of the pods that measure hardware: the one that the values name, or the chart's own. */}}
 {{- define "dljob.probePriorityClassName" -}}
-{{- .Values.probes.priorityClassName | default (printf "%s-%s-probes" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimAll "-") }}
+{{- .Values.probes.priorityClassName | default (printf "%s-probes" (printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 56 | trimAll "-")) }}
 {{- end }}
 
 {{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}

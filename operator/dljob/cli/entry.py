@@ -57,7 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: no plan is possible, the job failed, or ``dljob run --timeout`` expired. 2: invalid input or an error
     of the API server, which is printed in one line (``BadInputError``). 130: Ctrl-C.
     """
-    given = parser().parse_args(arguments)
+    code = 0
+    try:
+        try:
+            code = _run(parser().parse_args(arguments))
+        finally:  # Python would find a closed pipe only on exit, also after --help, and end with an error of its own.
+            print(end="", flush=True)
+    except BrokenPipeError:
+        # The reader (head, less) closed the pipe. Python must not write to it again on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run(given: argparse.Namespace) -> int:
     try:
         code: int = given.run(given)
     except BadInputError as error:
@@ -65,10 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) closed the pipe. Python must not write to it again on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 

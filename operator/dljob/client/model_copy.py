@@ -13,7 +13,7 @@ import stat
 import sys
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,14 +21,15 @@ from typing import Any
 
 from dlcontract import CHECKPOINT_DIR
 from dlcontract.checkpoint.parts import MODEL
-from dljob.client import model_parts, reader_pod
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.client import model_parts, operator_pods, reader_pod
 from dljob.client.errors import BadInputError
+from dljob.client.operator_pods import OperatorPod
 from dljob.client.pod_exec import ExecError, output
 from dljob.job.task.suggestion import FILES
 
 LOOK_S = 0.5
 ENDED = ("Complete", "Failed", "Suspended")
-TRAINER_IMAGE = "DLJOB_TRAINER_IMAGE"
 MANIFEST = "manifest.json"
 
 
@@ -122,8 +123,9 @@ async def _fetch(api: Any, namespace: str, name: str, folder: Path, options: Cop
                 f"{name}: found no volume claim {claim} in namespace {namespace}; expected the claim of its "
                 "checkpoints. It has been deleted, and the model with it"
             ) from None
-    image = options.image or ((job.get("spec") or {}).get("trainer") or {}).get("image") or await _default_image(api)
-    body = reader_pod.manifest(job, claim, image, secrets.token_hex(3))
+    operators = await _operators(api)
+    image = options.image or ((job.get("spec") or {}).get("trainer") or {}).get("image") or _default_image(operators)
+    body = reader_pod.manifest(job, claim, image, secrets.token_hex(3), _defaults(operators, namespace))
     pod = body["metadata"]["name"]
     try:
         await api.create(POD, body)
@@ -176,21 +178,34 @@ class suppress_forbidden:  # noqa: N801 - used like contextlib.suppress
         return isinstance(error, self._kind) and bool(getattr(error, "forbidden", False))
 
 
-async def _default_image(api: Any) -> str:
-    """Return the trainer image of the operator, which jobs without an image run. Raise BadInputError if unknown."""
+async def _operators(api: Any) -> tuple[OperatorPod, ...]:
+    """Return the pods of operators in the cluster. Return an empty tuple if the user may not list them."""
     from dljob.kube import ApiError
     from dljob.kube.kinds import POD
 
     with suppress_forbidden(ApiError):
-        for pod in await api.find(POD, None, labelSelector="app.kubernetes.io/name=dljob"):
-            for container in pod["spec"].get("containers") or ():
-                for item in container.get("env") or ():
-                    if item["name"] == TRAINER_IMAGE and item.get("value"):
-                        return str(item["value"])
+        label, active = "app.kubernetes.io/name=dljob", "status.phase!=Succeeded,status.phase!=Failed"
+        return operator_pods.operator_pods(await api.find(POD, None, labelSelector=label, fieldSelector=active))
+    return ()
+
+
+def _default_image(operators: Sequence[OperatorPod]) -> str:
+    """Return the trainer image of the operator, which jobs without an image run. Raise BadInputError if unknown."""
+    for pod in operators:
+        if pod.trainer_image:
+            return pod.trainer_image
     raise BadInputError(
         "--image: found no image in this option, in spec.trainer.image or in the pod of an operator; expected an image "
         "with python3. Set --image"
     )
+
+
+def _defaults(operators: Sequence[OperatorPod], namespace: str) -> JobDefaults:
+    """Return the administrator's defaults for pods of jobs, such as pull secrets; ``NO_DEFAULTS`` if unknown."""
+    try:
+        return operator_pods.of_namespace(operators, namespace)
+    except BadInputError:  # Operators of two releases, or of another one than this command.
+        return NO_DEFAULTS
 
 
 async def _started(api: Any, namespace: str, name: str, limit_s: float) -> None:

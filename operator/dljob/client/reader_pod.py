@@ -5,6 +5,7 @@ from typing import Any
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.api import API_VERSION
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 
 LIMIT_S = 4 * 3600
 """Seconds after which Kubernetes ends the pod, even if the command was killed and could not delete it."""
@@ -37,14 +38,17 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
 """
 
 
-def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict[str, Any]:
+def manifest(
+    job: Mapping[str, Any], claim: str, image: str, token: str, defaults: JobDefaults = NO_DEFAULTS
+) -> dict[str, Any]:
     """Return the pod, which meets the Pod Security Standard "restricted".
 
-    ``job``: the DLJob, with whose deletion the pod goes, too. ``token``: makes the pod's name unique.
+    ``job``: the DLJob, with whose deletion the pod goes, too. ``token``: makes the pod's name unique. ``defaults``: the
+    administrator's defaults for pods of jobs.
     """
     meta, spec = job["metadata"], job.get("spec") or {}
     trainer = spec.get("trainer") or {}
-    secrets = trainer.get("imagePullSecrets") or ()
+    secrets = trainer.get("imagePullSecrets") or (defaults.trainer.image_pull_secrets if defaults.trainer else ()) or ()
     resources = {"cpu": "100m", "memory": "256Mi"}
     owner = {"apiVersion": API_VERSION, "kind": "DLJob", "name": meta["name"], "uid": meta["uid"]}
     container = {
@@ -74,8 +78,10 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
     }  # fmt: skip
     if secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in secrets]
-    if tolerations := _tolerations(spec):
+    if tolerations := _tolerations(spec, defaults):
         pod["tolerations"] = tolerations
+    if defaults.runtime_class_name:
+        pod["runtimeClassName"] = defaults.runtime_class_name
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -89,9 +95,12 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
     }
 
 
-def _tolerations(spec: Mapping[str, Any]) -> list[Any]:
+def _tolerations(spec: Mapping[str, Any], defaults: JobDefaults) -> list[Any]:
     """Return the tolerations of the job's pods. The volume may be bound to one of their nodes."""
-    found = (spec.get("scheduling") or {}).get("tolerations") or []
+    own = (spec.get("scheduling") or {}).get("tolerations") or []
+    given = defaults.scheduling.tolerations if defaults.scheduling else None
+    others = [item.manifest() for item in given or ()]
+    found = [*own, *(item for item in others if item not in own)]
     for override in spec.get("podTemplateOverrides") or ():
         # An override replaces a list whose items have no names.
         found = (override.get("spec") or {}).get("tolerations", found) or []

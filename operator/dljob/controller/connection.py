@@ -6,16 +6,19 @@ for a kubeconfig with an exec plugin.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import aiohttp
@@ -30,6 +33,12 @@ CLOSED_S = 2.0
 """Maximum time to close the connections of a session."""
 _environment = threading.Lock()
 """Held while KUBECONFIG has another value, see ``_kubeconfig``."""
+_PATHS = {
+    "cluster": ("certificate-authority",),
+    "context": (),
+    "user": ("client-certificate", "client-key", "tokenFile"),
+}
+"""Kinds of entries of a kubeconfig, and their fields with paths of files."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class Connection:
     info: kopf.ConnectionInfo
     in_pod: bool = False
     """True if the credentials are those of the pod's service account, whose token Kubernetes replaces."""
+    again: Callable[[], "Connection"] | None = None
+    """Function that reads the kubeconfig and calls its plugin again, for another token; None in a pod."""
 
     @property
     def server(self) -> str:
@@ -50,7 +61,49 @@ class Connection:
             response_class=responses,
             connector=Connector(self.info.as_ssl_context()),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
+            middlewares=() if self.again is None else (Renewal(self),),
+            proxy=self.info.proxy_url,
         )
+
+
+class Renewal:
+    """A middleware of a session that logs in again if the API server rejects the token, and repeats the request.
+
+    Tokens of cloud providers expire after 15 minutes to one hour, and a command may follow a job for days.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, asyncio.Lock()
+        self._header: str | None = None
+        """The header Authorization after the last login; None: that of the session."""
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if self._header is not None:
+            request.headers["Authorization"] = self._header
+        response = await handler(request)
+        sent = request.headers.get("Authorization")
+        if response.status != 401 or sent is None:
+            return response
+        async with self._lock:
+            if self._header in (None, sent):  # Otherwise, another request has logged in meanwhile.
+                self._header = await asyncio.to_thread(self._another) or self._header
+        renewed = self._header
+        if renewed is None or renewed == sent:
+            return response
+        response.close()
+        request.headers["Authorization"] = renewed
+        return await handler(request)
+
+    def _another(self) -> str | None:
+        """Log in again, and return the new header Authorization. Return None if the login fails or has no token."""
+        assert self._connection.again is not None, "only sessions that can log in again have this middleware"
+        try:
+            return self._connection.again().info.as_http_headers().get("Authorization")
+        except ValueError as error:
+            log.debug("the login after an expired token failed: %s", error)
+            return None
 
 
 class Connector(aiohttp.TCPConnector):
@@ -91,19 +144,16 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
     """
     settings = kopf.OperatorSettings()
     in_pod = TOKEN.exists() and kubeconfig is None and context is None
+    info: kopf.ConnectionInfo | None = None
     try:
         if in_pod:
             info = kopf.login_with_service_account(settings=settings)
-        elif kubeconfig is None and context is None:
-            info = kopf.login_with_kubeconfig(settings=settings)
-            if info is not None and not _has_credentials(info):
-                info = kopf.login_via_client(logger=log, settings=settings) or info
-        else:
-            with _kubeconfig(kubeconfig, context):
+        elif paths := kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig(context):
+            with _kubeconfig(paths, context) as merged:
                 info = kopf.login_with_kubeconfig(settings=settings)
-            if info is not None and not _has_credentials(info):
-                info = _via_client(info, kubeconfig, context)
-    except (kopf.LoginError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
+                if info is not None and not _has_credentials(info):
+                    info = _via_client(info, merged)
+    except (kopf.LoginError, AttributeError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
             f"kubeconfig: found an invalid file or invalid credentials ({what}); expected valid ones. Set KUBECONFIG "
@@ -118,28 +168,35 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
         # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
-    return Connection(info, in_pod)
+    return Connection(info, in_pod, None if in_pod else partial(connect, kubeconfig, context))
 
 
 def _has_credentials(info: kopf.ConnectionInfo) -> bool:
     return bool(info.token or info.username or info.certificate_path or info.certificate_data)
 
 
-@contextmanager
-def _kubeconfig(kubeconfig: str | None, context: str | None) -> Iterator[None]:
-    """Let kopf read another kubeconfig or another context, both of which it takes only from KUBECONFIG.
+def _default_kubeconfig(context: str | None) -> str | None:
+    """Return the path of the user's kubeconfig; None if it does not exist and no context of it is wanted."""
+    path = Path.home() / ".kube/config"
+    return str(path) if context is not None or path.exists() else None
 
-    kopf merges the files in KUBECONFIG, and the first ``current-context`` wins. The variable has its old value again
-    afterwards.
+
+@contextmanager
+def _kubeconfig(paths: str, context: str | None) -> Iterator[str]:
+    """Let kopf read a kubeconfig, which it takes only from KUBECONFIG. Yield the path of the merged file.
+
+    ``paths``: path of a kubeconfig, or several as in KUBECONFIG. ``context``: context in place of the current one. The
+    variable has its old value again afterwards.
     """
-    with _environment, tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as chosen:
+    names = [path.strip() for path in paths.split(os.pathsep)]
+    document = _merged((Path(name).expanduser() for name in names if name), context)
+    with _environment, tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as merged:
         before = os.environ.get("KUBECONFIG")
-        yaml.safe_dump({} if context is None else {"current-context": context}, chosen)
-        chosen.flush()
-        paths = kubeconfig or before or str(Path.home() / ".kube/config")
-        os.environ["KUBECONFIG"] = os.pathsep.join([chosen.name, paths])
+        yaml.safe_dump(document, merged)
+        merged.flush()
+        os.environ["KUBECONFIG"] = merged.name
         try:
-            yield
+            yield merged.name
         finally:
             if before is None:
                 del os.environ["KUBECONFIG"]
@@ -147,7 +204,44 @@ def _kubeconfig(kubeconfig: str | None, context: str | None) -> Iterator[None]:
                 os.environ["KUBECONFIG"] = before
 
 
-def _via_client(info: kopf.ConnectionInfo, kubeconfig: str | None, context: str | None) -> kopf.ConnectionInfo:
+def _merged(paths: Iterable[Path], context: str | None) -> dict[str, Any]:
+    """Merge kubeconfigs as kubectl does, which kopf does not in all cases.
+
+    The first current context that is not empty and the first entry of each name apply. Files that do not exist are left
+    out if another one exists. Relative paths in a file begin at its folder. Raise OSError if no file exists, and
+    TypeError or AttributeError for a file that is no kubeconfig.
+    """
+    entries: dict[str, dict[str, Any]] = {kind: {} for kind in _PATHS}
+    current, missing, found = context or "", "", False
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            missing = missing or str(path)
+            continue
+        document, found = yaml.safe_load(text) or {}, True
+        current = current or document.get("current-context") or ""
+        for kind in _PATHS:
+            for item in document.get(f"{kind}s") or ():
+                entries[kind].setdefault(item["name"], _absolute(kind, item.get(kind) or {}, path.absolute().parent))
+    if missing and not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing)
+    lists = {
+        f"{kind}s": [{"name": name, kind: entry} for name, entry in named.items()] for kind, named in entries.items()
+    }
+    return lists | ({"current-context": current} if current else {})
+
+
+def _absolute(kind: str, entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an entry of a kubeconfig in ``folder`` with absolute paths. A plugin without a slash is found in PATH."""
+    changed = {name: str(folder / entry[name]) for name in _PATHS[kind] if entry.get(name)}
+    plugin = entry.get("exec") or {}
+    if os.sep in str(plugin.get("command", "")):
+        changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
+    return {**entry, **changed}
+
+
+def _via_client(info: kopf.ConnectionInfo, kubeconfig: str) -> kopf.ConnectionInfo:
     """Return ``info`` with credentials from the plugin that the kubeconfig names, such as that of a cloud provider.
 
     Return ``info`` unchanged if the package ``kubernetes`` is not installed.
@@ -157,7 +251,7 @@ def _via_client(info: kopf.ConnectionInfo, kubeconfig: str | None, context: str 
     except ImportError:
         return info
     try:
-        found = new_client_from_config(kubeconfig, context).configuration
+        found = new_client_from_config(kubeconfig).configuration
     except ConfigException as error:
         raise kopf.LoginError(str(error)) from error
     header = found.get_api_key_with_prefix("BearerToken") or found.get_api_key_with_prefix("authorization") or ""

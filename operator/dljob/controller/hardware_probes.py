@@ -37,7 +37,7 @@ from dljob.render.helpers.probe import (
     ProbeImage,
     probe_pod,
 )
-from dljob.status import Event
+from dljob.status import Event, merge_patch
 from dljob.status.events import MAX_MESSAGE
 
 log = logging.getLogger("dljob")
@@ -80,6 +80,8 @@ class HardwareProbes:
         """Device type → number of tries since its last measurement, and the time of the last try."""
         self._over: set[str] = set()
         """Names of probe pods that are being deleted and still exist."""
+        self._existing: dict[str, str] = {}
+        """Name of each probe pod that existed at the last look, or was started then → its device type."""
         self._gpus = gpus
         self._running = True
         """False if the operator has no probe pods. At first it may have those of a former leader."""
@@ -108,6 +110,7 @@ class HardwareProbes:
         listed = await self._api.find(POD, self._namespace, labelSelector=selector) if self._running else []
         pods = [_seen(body, now) for body in listed]
         jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
+        self._note_gone({pod.name: pod.device for pod in pods})
         self._over &= {pod.name for pod in pods}
         profiles = self._cache.profiles()
         changed = changed_classes(profiles, self._software())
@@ -137,6 +140,25 @@ class HardwareProbes:
                 log.info("the hardware of %s is measured again: %s", action.target.device, why)
             await self._act(action, now)
 
+    def _note_gone(self, listed: Mapping[str, str]) -> None:
+        """Note the probe pods that others have deleted, such as the scheduler for a pod of higher priority.
+
+        These give way, so that such a try does not count. ``listed``: name of each probe pod that exists → its device
+        class.
+        """
+        for name, device in self._existing.items():
+            if name not in listed and name not in self._over:
+                log.info("hardware probe of %s: pod %s was deleted, such as for a pod of higher priority", device, name)
+                self._gave_way(device)
+                self._measurements.end(device)
+                self._ended()
+        self._existing = dict(listed)
+
+    def _gave_way(self, device: str) -> None:
+        self._metrics.hardware_probes.labels("gave_way").inc()
+        if (before := self._starts.get(device)) is not None:
+            self._starts[device] = (max(before[0] - 1, 0), before[1])
+
     def _software(self) -> dict[str, Software]:
         return {node.name: Software.of(node.kernel, node.labels) for node in self._cache.nodes()}
 
@@ -161,9 +183,7 @@ class HardwareProbes:
         if not action.for_job:
             await self._failed(pod.device, pod.node, action.why, now)
             return
-        self._metrics.hardware_probes.labels("gave_way").inc()
-        if (before := self._starts.get(pod.device)) is not None:
-            self._starts[pod.device] = (max(before[0] - 1, 0), before[1])
+        self._gave_way(pod.device)
 
     async def _start(self, target: Target, now: datetime) -> None:
         """Start a probe pod. If the API server rejects it, such as for a quota, this counts as a failed try."""
@@ -177,6 +197,7 @@ class HardwareProbes:
                 raise
             await self._failed(target.device, target.node, f"the API server rejected its pod: {error}", now, "refused")
             return
+        self._existing[name] = target.device
         self._measurements.begin(target.device)
 
     async def _failed(self, device: str, node: str, why: str, now: datetime, result: str = "failed") -> None:
@@ -197,9 +218,15 @@ class HardwareProbes:
 
     async def _store(self, pod: ProbePod, now: datetime) -> None:
         """Store what a pod has measured. If it cannot be used, count this as a failed try."""
+        # In a sandboxed container, the probe sees another kernel than the node's. The node's words are compared later.
+        node = self._software().get(pod.node, Software())
         try:
             measure = HardwareMeasure.parse(pod.message)
-        except ValueError as error:
+            said = {"kernel": node.kernel or measure.kernel, "driver": node.driver or measure.driver}
+            measure = measure.model_copy(update=said)
+            profile = hardware_profile(measure, pod.device, pod.node)
+            body = hardware_body(with_stored_regression(profile, pod.device, self._cache.profiles()), pod.device, now)
+        except (ValueError, ArithmeticError) as error:  # Such as a time so short that a factor of it is 0.
             reason = " ".join(str(error).split())[:200]
             why = (
                 f"found the termination message {pod.message[:60]!r} of pod {pod.name} ({reason}); expected the "
@@ -211,14 +238,7 @@ class HardwareProbes:
             why = f"other processes used the node: steps took {measure.crowded:.1f} times their CPU time"
             await self._failed(pod.device, pod.node, f"{why} (expected at most {MAX_CROWDED:g})", now)
             return
-        # In a sandboxed container, the probe sees another kernel than the node's. The node's words are compared later.
-        node = self._software().get(pod.node, Software())
-        said = {"kernel": node.kernel or measure.kernel, "driver": node.driver or measure.driver}
-        measure = measure.model_copy(update=said)
-        profile = hardware_profile(measure, pod.device, pod.node)
-        body = hardware_body(with_stored_regression(profile, pod.device, self._cache.profiles()), pod.device, now)
-        name, status = body["metadata"]["name"], body["status"]
-        status["hardware"].setdefault("regression", None)  # Remove an earlier one, which is no longer valid.
+        name = body["metadata"]["name"]
         head = {key: value for key, value in body.items() if key != "status"}
         head["metadata"] = {"name": name, "labels": {MANAGED_LABEL: MANAGER}}
         try:
@@ -226,12 +246,26 @@ class HardwareProbes:
         except ApiError as error:
             if not error.conflict:  # it exists without measurements
                 raise
-        answer = await self._api.merge(PROFILE, None, name, {"status": status}, subresource="status")
+        patch = merge_patch(self._status_of(name), self._with_former_link(name, body["status"]))
+        answer = await self._api.merge(PROFILE, None, name, {"status": patch}, subresource="status")
         self._cache.put(PROFILE, answer)
         self._metrics.hardware_probes.labels("measured").inc()
         text = f"hardware of {pod.device}: measured on node {pod.node}, stored as dlprofile/{name}"
         log.info("%s", text)
         await self._post(pod.node, Event("Normal", "HardwareMeasured", text), now)
+
+    def _status_of(self, name: str) -> Mapping[str, Any]:
+        """Return the status of a profile; empty if the profile does not exist, or has none."""
+        found = next((each for each in self._cache.profiles() if each["metadata"]["name"] == name), {})
+        return found.get("status") or {}
+
+    def _with_former_link(self, name: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the new status of a profile with the link between nodes that ``dljob probe --link`` has measured.
+
+        The operator's probes do not measure it. Everything else of the former measurement is replaced.
+        """
+        former = (self._status_of(name).get("hardware") or {}).get("networkLink")
+        return status if former is None else {**status, "hardware": {"networkLink": former, **status["hardware"]}}
 
 
 def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:

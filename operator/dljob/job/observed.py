@@ -300,6 +300,8 @@ class LookSeen:
     """Why the pod has failed as a whole, such as NodeShutdown; empty if a container failed."""
     node: str = ""
     """Name of its node; empty before it has one."""
+    rejection: Rejection | None = None
+    """Set if the kubelet of its node has rejected the pod."""
     set: str = ""
     """Always empty, as of every pod without a StatefulSet."""
 

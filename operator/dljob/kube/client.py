@@ -1,5 +1,6 @@
 """The operator's actions on the cluster."""
 
+import asyncio
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -56,6 +57,8 @@ class Kube:
         self._resync_s = resync_s
         self._namespaces, self._all_pods = namespaces, all_pods
         self._applier = Applier(api, cache, resync_s)
+        self._updating = asyncio.Lock()
+        """Held while profiles are updated, because each update begins with the result of the one before."""
         self._secrets: dict[JobKey, float] = {}
         """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
 
@@ -284,6 +287,10 @@ class Kube:
 
         ``namespace``: the only namespace whose plans use these profiles; None: the plans of all namespaces use them.
         """
+        async with self._updating:
+            await self._update_profiles(measurements, namespace, now)
+
+    async def _update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
         profiles = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
         model = measurements.model
         for device in measurements.devices:

@@ -306,15 +306,16 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
     if _predecessors(parsed.observed):
         return _after_predecessor(parsed, draft, now)
     draft.verdicts.extend(priority_class.verdicts(parsed))
-    look.look(parsed, looking, draft, config)
+    look.look(parsed, looking, draft, config, now)
     if looking.spec.suspend:
         _suspend(parsed, draft, now)
+        kueue.leave(parsed, draft)
         return _finish(parsed, draft, parsed.accepted, now)
     return _without_spec(parsed, draft, now)
 
 
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Return the desired state of a job whose spec is invalid: pods that run continue, and nothing is created.
+    """Return the desired state of a job whose spec is invalid: pods that run continue if Kueue does not evict them.
 
     Pods on lost nodes are deleted, so that their StatefulSets replace them. If the run has ended, the job ends too.
     """
@@ -322,9 +323,10 @@ def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
         return _finish(parsed, draft, None, now)
     if end := run.ending(parsed, now):
         return _end(parsed, draft, end, now)
-    fence_without_spec(parsed, draft, now)
-    draft.wanted = sum(item.replicas for item in parsed.observed.sets)
-    draft.verdicts.append(run.running(parsed, parsed.accepted))
+    if not kueue.held_without_spec(parsed, draft, now):
+        fence_without_spec(parsed, draft, now)
+        draft.wanted = sum(item.replicas for item in parsed.observed.sets)
+        draft.verdicts.append(run.running(parsed, parsed.accepted))
     return _finish(parsed, draft, parsed.accepted, now)
 
 

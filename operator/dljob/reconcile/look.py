@@ -1,5 +1,7 @@
 """Start the look pod of a job with ``spec.task``, follow it, and delete it once its result is known."""
 
+from datetime import datetime
+
 from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
 from dljob.reconcile.admission import priority_class
 from dljob.reconcile.desired import Draft, Target
@@ -9,11 +11,13 @@ from dljob.render import Names, RenderConfig
 from dljob.render.helpers.look import DEADLINE_S, MEMORY, look_objects, look_pod
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, is_true
 
+REJECTED_RETRY_S = 10.0
+"""Age in seconds of a look pod that the kubelet of its node has rejected, at which another pod takes its place."""
 _OF_NODE = frozenset({"NodeShutdown", "NodeLost", "Terminated", "Preempting"})
 """Reasons of failed pods that concern the node alone: the pod that follows may succeed."""
 
 
-def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig) -> None:
+def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig, now: datetime) -> None:
     """Add to the draft what a job without a suggestion needs: its look pod, and the condition DataInspected."""
     observed, job, names = parsed.observed, parsed.observed.job, Names.of(parsed.observed.job)
     pod = observed.look
@@ -47,6 +51,15 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
         # It writes only its suggestion, so that two of them do no harm.
         draft.deletes.append(Target("Pod", pod.name, pod.uid, force=pod.node in observed.lost_nodes))
+        return
+    if pod is not None and (rejection := pod.rejection) is not None:
+        text = f"node {rejection.node} rejected pod {pod.name} ({rejection.reason}: {rejection.message}). Another pod"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "LookDelayed", f"{text} starts, and looks at the data"))
+        left_s = REJECTED_RETRY_S - (now - rejection.created).total_seconds()
+        if left_s > 0:
+            draft.requeue_in(left_s)
+        else:
+            _delete(pod, draft)
         return
     wanted = look_pod(job, looking.spec, parsed.defaults, config)
     if pod is not None and (pod.deleting or pod.digest != wanted["metadata"]["annotations"][DIGEST_ANNOTATION]):

@@ -4,6 +4,7 @@ It is updated with each change of a node or pod, and recomputes only the nodes t
 of 4,000 pods on 500 nodes anew for each plan took 0.18 s.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,13 @@ from dljob.scheduling.requests import NOTHING, Requests
 class NodeCapacity:
     """A node on which pods can be scheduled.
 
-    ``node``: the node as a view shows it while no pod runs on it. ``total``: its allocatable resources.
+    ``node``: the node as a view shows it while no pod runs on it. ``total``: its allocatable resources. ``max_pods``:
+    largest number of pods that it can run at the same time; None: unknown.
     """
 
     node: Node
     total: Requests
+    max_pods: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Ledger:
         self._pods: dict[str, BoundPod] = {}
         self._used: dict[str, Requests] = {}
         """Sum of the requests of all pods of a node; without nodes that have no pods."""
+        self._numbers: Counter[str] = Counter()
+        """Number of the pods of each node."""
         self._shown: dict[str, Node] = {}
         self._dirty: set[str] = set()
         """Names of nodes whose entry in ``_shown`` is out of date."""
@@ -80,12 +85,12 @@ class Ledger:
         if old == pod:
             return False
         if old is not None:
-            self._count(old.node, NOTHING - old.requests)
+            self._count(old.node, NOTHING - old.requests, -1)
         if pod is None:
             self._pods.pop(uid, None)
         else:
             self._pods[uid] = pod
-            self._count(pod.node, pod.requests)
+            self._count(pod.node, pod.requests, 1)
         return True
 
     def drop_pod(self, uid: str) -> bool:
@@ -114,26 +119,36 @@ class Ledger:
             self._refresh()
         assert self._view is not None
         freed: dict[str, Requests] = {}
+        gone = Counter[str]()
         for uid in without:
             pod = self._pods.get(uid)
             if pod is not None and pod.node in self._shown:
                 freed[pod.node] = freed.get(pod.node, NOTHING) + pod.requests
+                gone[pod.node] += 1
         if not freed:
             return self._view
         return ClusterView(
             tuple(
-                _free(self._nodes[node.name], self._used.get(node.name, NOTHING) - freed[node.name])
-                if node.name in freed
-                else node
+                self._left(node.name, freed[node.name], gone[node.name]) if node.name in freed else node
                 for node in self._view.nodes
             )
         )
 
     def empty_view(self) -> ClusterView:
         """Return the nodes as if no pod ran on them."""
-        return ClusterView(tuple(_free(self._nodes[name], NOTHING) for name in sorted(self._nodes)))
+        return ClusterView(tuple(_free(self._nodes[name], NOTHING, 0) for name in sorted(self._nodes)))
 
-    def _count(self, node: str, change: Requests) -> None:
+    def _left(self, name: str, freed: Requests = NOTHING, gone: int = 0) -> Node:
+        """Return a node with the resources that its pods leave free.
+
+        ``freed``: requests of those of its pods that count as gone. ``gone``: their number.
+        """
+        return _free(self._nodes[name], self._used.get(name, NOTHING) - freed, self._numbers[name] - gone)
+
+    def _count(self, node: str, change: Requests, pods: int) -> None:
+        self._numbers[node] += pods
+        if not self._numbers[node]:
+            del self._numbers[node]
         used = self._used.get(node, NOTHING) + change
         if used == NOTHING:
             self._used.pop(node, None)
@@ -148,21 +163,23 @@ class Ledger:
 
     def _refresh(self) -> None:
         for name in self._dirty:
-            capacity = self._nodes.get(name)
-            if capacity is None:
-                self._shown.pop(name, None)
+            if name in self._nodes:
+                self._shown[name] = self._left(name)
             else:
-                self._shown[name] = _free(capacity, self._used.get(name, NOTHING))
+                self._shown.pop(name, None)
         self._dirty.clear()
         self._view = ClusterView(tuple(self._shown[name] for name in sorted(self._shown)))
 
 
-def _free(capacity: NodeCapacity, used: Requests) -> Node:
+def _free(capacity: NodeCapacity, used: Requests, pods: int) -> Node:
     """Return the node with the resources that ``used`` leaves free; 0 if the node is overcommitted.
 
-    A node without GPUs always has one free device.
+    A node without GPUs always has one free device. Nothing is free on a node that runs as many pods as it can, because
+    the scheduler places no other pod there. ``pods``: number of its pods.
     """
     node, left = capacity.node, capacity.total - used
+    if capacity.max_pods is not None and pods >= capacity.max_pods:
+        left = NOTHING
     return replace(
         node,
         free_devices=max(0, left.devices) if node.is_gpu else 1,

@@ -45,6 +45,8 @@ class ModelCluster:
     """Number of bytes of the output after which the connection breaks."""
     exec_code: int = 0
     operator_image: str = ""
+    defaults: str = "{}"
+    """The administrator's defaults of jobs in the settings of the operator, as JSON."""
     scripts: Json | None = None
     """Data of the ConfigMap with the scripts of a job with ``spec.task``."""
     pods: dict[str, Json] = field(default_factory=dict)
@@ -80,8 +82,15 @@ class ModelCluster:
             return web.json_response(body, status=201)
         if parts[-1] == "pods":
             assert request.query["labelSelector"] == "app.kubernetes.io/name=dljob"
-            env = [{"name": "DLJOB_TRAINER_IMAGE", "value": self.operator_image}]
-            items = [{"spec": {"containers": [{"env": env}]}}] if self.operator_image else []
+            settings = {
+                "DLJOB_TRAINER_IMAGE": self.operator_image,
+                "DLJOB_WATCH_NAMESPACES": "",
+                "DLJOB_JOB_DEFAULTS": self.defaults,
+            }
+            env = [{"name": key, "value": value} for key, value in settings.items()]
+            meta = {"name": "dljob-0", "namespace": "dljob-system", "labels": {"app.kubernetes.io/name": "dljob"}}
+            pod = {"metadata": meta, "spec": {"containers": [{"name": "operator", "env": env}]}}
+            items = [pod] if self.operator_image else []
             return web.json_response({"items": items})
         if resource == "pods" and name in self.pods:
             found = self.pods.pop(name) if request.method == "DELETE" else self.pods[name]

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dltrain.hardware_probe.background import MIN_INTERVALS, Account, Background, account, covers_machine  # noqa: E402
+from dltrain.hardware_probe.background import MIN_INTERVALS, Account, Background, account, covers_machine
 
 TWO_CPUS = """\
 cpu  7146138 1212346 1985638 1380983 20900 0 115976 11118 0 0

@@ -332,6 +332,27 @@ def test_image_comes_from_the_operator_if_the_job_names_none(cluster: ModelClust
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
 
 
+def test_pod_has_the_administrators_defaults(cluster: ModelCluster, tmp_path: Path) -> None:
+    """Fixed bug: the pod of a job whose pull secret is a default could not pull its image from a private registry."""
+    cluster.operator_image = "trainer:3"
+    taint = {"key": "pool", "operator": "Exists"}
+    scheduling = {"tolerations": [taint], "runtimeClassName": "gvisor"}
+    cluster.defaults = json.dumps({"trainer": {"imagePullSecrets": ["registry"]}, "scheduling": scheduling})
+    assert get(tmp_path / "model") == 0
+    cluster.job = job(scheduling={"tolerations": [taint]})
+    cluster.job["spec"]["trainer"]["imagePullSecrets"] = ["own"]
+    assert get(tmp_path / "again") == 0
+    cluster.defaults = json.dumps({"of": "a later release"})
+    assert get(tmp_path / "later") == 0
+    keys = ("imagePullSecrets", "tolerations", "runtimeClassName")
+    assert [tuple(body["spec"].get(key) for key in keys) for body in cluster.created] == [
+        ([{"name": "registry"}], [taint], "gvisor"),
+        ([{"name": "own"}], [taint], "gvisor"),
+        ([{"name": "own"}], [taint], None),
+    ]
+    assert_valid(cluster.created[0])
+
+
 def test_sdk_copies_the_model(cluster: ModelCluster, tmp_path: Path) -> None:
     with BackgroundLoop("api-server") as loop:
         serving = cluster.serve()

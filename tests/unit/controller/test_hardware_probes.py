@@ -284,3 +284,43 @@ def test_class_whose_node_is_always_taken_by_jobs_is_tried_again_and_again(monke
         taken.clear()
         assert operator.look() == [], "not at once"
         operator.now += timedelta(seconds=RETRY_S)
+
+
+def test_pod_that_others_deleted_gives_way_and_is_told() -> None:
+    """Fixed bug: each pod that the scheduler had preempted counted as a try, and nothing said why none was left."""
+    operator = Operator("n0")
+    for tries in range(1, 2 * MAX_STARTS):
+        assert len(operator.look()) == 1
+        operator.api.objects.clear()
+        assert operator.look() == [], "not at once"
+        assert operator.measurements.left_s() is None and operator.ends == tries, "no plan waits for it any more"
+        assert operator.count("gave_way") == tries
+        operator.now += timedelta(seconds=RETRY_S)
+    operator.look()
+    operator.end(MEASURE.to_json())
+    for _ in range(3):
+        assert operator.look() == []
+    assert (operator.count("gave_way"), operator.ends, len(operator.events)) == (tries, tries + 1, 1)
+
+
+def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes() -> None:
+    """Fixed bug: what ``dljob probe --structures`` had fitted to the former times remained beside the new ones."""
+    operator = Operator("n0")
+    operator.upgrade("n0", "6.1.0", "550.1")
+    operator.look()
+    operator.end(MEASURE.to_json())
+    operator.look()
+    former = copy.deepcopy(operator.profiles[0])
+    link = {"latencySeconds": 1e-4, "bandwidthBytesPerSecond": 1e9}
+    more = {"regression": {"networks": 24}, "networkLink": link, "serialFraction": 0.1}
+    former["status"]["hardware"] |= more
+    operator.api._store(PROFILE, former)
+    operator.cache.put(PROFILE, former | {"metadata": former["metadata"] | {"resourceVersion": "99"}})
+    operator.upgrade("n0", "6.9.0")
+    operator.now += timedelta(seconds=RETRY_S)
+    assert len(operator.look()) == 1
+    operator.end(MEASURE.to_json())
+    operator.look()
+    found = operator.profiles[0]["status"]["hardware"]
+    assert (found["kernel"], found["networkLink"]) == ("6.9.0", link)
+    assert not {"regression", "serialFraction"} & found.keys()

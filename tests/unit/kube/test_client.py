@@ -10,7 +10,7 @@ from dlcontract.report import RankMeasure
 from dljob.job.identity import profile_name
 from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Cache, Kube
-from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET
+from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET, Kind
 from dljob.kube.rest import ApiError
 from dljob.reconcile import RunMeasurements
 from support.builders import NOW, T4
@@ -85,3 +85,23 @@ def test_pods_of_a_set_without_the_label_are_not_the_jobs(api: FakeApi, exists: 
     asyncio.run(Kube(client, cache, 600.0).identify_sets(KEY))
     observed = cache.observe(KEY)
     assert observed is not None and bool(observed.pods) is counts
+
+
+def test_two_runs_that_end_together_both_count() -> None:
+    """Fixed bug: both updates began with the profile as it was before, so that the second one removed the first."""
+
+    class SlowApi(FakeApi):
+        async def merge(self, kind: Kind, *where: Any, **more: Any) -> Json:
+            await asyncio.sleep(0)  # The other job is reconciled meanwhile.
+            return await super().merge(kind, *where, **more)
+
+    async def run() -> int:
+        api = SlowApi()
+        found: Any = api
+        kube = Kube(found, Cache(now=lambda: NOW), 600.0)
+        measurements = RunMeasurements(MODEL, REPORT, (T4,))
+        await asyncio.gather(*(kube.update_profiles(measurements, None, NOW) for _ in range(3)))
+        count: int = api.objects["dlprofiles", "", NAME]["status"]["observedJobs"]
+        return count
+
+    assert asyncio.run(run()) == 3

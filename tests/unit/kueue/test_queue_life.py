@@ -216,6 +216,32 @@ def test_evicted_job_stops_first_and_then_gives_up_its_quota(reason: str, requeu
     assert life.replicas == 3
 
 
+def test_evicted_job_without_a_valid_spec_stops_too() -> None:
+    """Fixed bug: its pods ran on without quota, and Kueue waited for them without end."""
+    life = Life().running()
+    valid = life.observed.job
+    life.observed = replace(life.observed, job=replace(valid, spec={}, spec_problem="spec: found too much"))
+    assert life.steps().replicas == 3, "while Kueue admits them, its pods run on"
+    life.kueue(replay.evicted, "Preempted", "because").step()
+    assert life.replicas == 0 and life.condition() == ("False", "Evicted")
+    life.pods().steps()
+    assert life.workload("QuotaReserved") == ("False", "Pending")
+    assert life.kueue(replay.admitted).steps().replicas == 0, "without a spec, no pod starts"
+    life.observed = replace(life.observed, job=replace(valid, status=life.observed.job.status))
+    assert life.steps().replicas == 3
+
+
+def test_suspended_job_that_looks_at_its_data_again_leaves_the_queue() -> None:
+    """Fixed bug: its Workload held quota for as long as the job was suspended."""
+    life = Life().running()
+    task = {"task": {"type": "TabularRegression"}, "dataset": {"uri": "pvc://prices/table.csv"}, "suspend": True}
+    life.observed = replace(life.observed, job=replace(life.observed.job, spec=task, generation=9))
+    life.step()
+    assert life.replicas == 0 and life.body is not None
+    life.pods().steps()
+    assert life.body is None
+
+
 def test_evicted_job_does_not_wait_for_a_pod_on_a_lost_node() -> None:
     life = Life().running()
     pod = life.observed.pods[0]

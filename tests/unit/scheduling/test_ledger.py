@@ -1,6 +1,6 @@
 """Laws of the ledger: its view depends only on the nodes and pods that exist, not on how they came to be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,3 +138,18 @@ def test_unchanged_objects_change_nothing() -> None:
     assert not ledger.put_node("n1", capacity("n1", 2000)) and not ledger.put_pod("p1", BoundPod("n1", NOTHING))
     assert not ledger.drop_pod("unknown") and not ledger.drop_node("unknown")
     assert ledger.version == version and ledger.holds("p1") and not ledger.holds("unknown")
+
+
+def test_places_of_pods_that_count_as_gone_are_free() -> None:
+    ledger = Ledger()
+    ledger.put_node("n1", replace(capacity("n1", 2000), max_pods=2))
+    for uid in ("p1", "p2"):
+        ledger.put_pod(uid, BoundPod("n1", Requests(100)))
+    assert ledger.view().nodes[0].free_cpu == 0 and ledger.empty_view().nodes[0].free_cpu == 2
+    assert ledger.view(["p1"]).nodes[0].free_cpu == 1.9
+    ledger.put_pod("p1", BoundPod("n2", Requests(100)))
+    assert ledger.view().nodes[0].free_cpu == 1.9, "it is on another node now"
+    ledger.put_pod("p3", BoundPod("n1", NOTHING))
+    assert ledger.view().nodes[0].free_cpu == 0, "also a pod without requests takes a place"
+    ledger.drop_pod("p2")
+    assert ledger.view().nodes[0].free_cpu == 2

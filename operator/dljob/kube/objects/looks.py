@@ -5,6 +5,7 @@ from typing import Any
 
 from dljob.job.observed import DIGEST_ANNOTATION, LookSeen
 from dljob.job.task.suggestion import FILES, MAX_NBYTES, SUGGESTION_KEY, printable
+from dljob.kube.objects.rejections import rejection
 
 MAX_PROBLEM = 1000
 _STARTING = ("ContainerCreating", "PodInitializing")
@@ -31,6 +32,7 @@ def pod(body: Mapping[str, Any]) -> LookSeen:
         reason=str(status.get("reason") or ""),
         node=str((body.get("spec") or {}).get("nodeName") or ""),
         deleting="deletionTimestamp" in meta,
+        rejection=rejection(body),
         problem=printable(problem[-MAX_PROBLEM:], MAX_PROBLEM),
         container=container,
     )

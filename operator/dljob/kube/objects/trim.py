@@ -48,8 +48,8 @@ from dljob.scheduling import Charge, pod_charge
 Body = Mapping[str, Any]
 _FETCHING = frozenset({DATASET_CONTAINER, SOURCE_CONTAINER})
 """Names of the init containers that fetch something."""
-_OWN_TAINTS = "node.kubernetes.io/"
-"""Prefix of the node controller's taints. They are ignored: ``NodeSeen.ready`` and ``schedulable`` say the same."""
+_KNOWN_TAINTS = {f"node.kubernetes.io/{name}" for name in ("not-ready", "unreachable", "unschedulable")}
+"""Taints that are ignored, because ``NodeSeen.ready`` and ``schedulable`` say the same."""
 IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
 """Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
 _LEAVING_TAINTS = {
@@ -389,7 +389,7 @@ def node(body: Body) -> NodeSeen:
         taints=tuple(
             (taint["key"], taint.get("value") or "", taint["effect"])
             for taint in spec.get("taints") or ()
-            if not taint["key"].startswith(_OWN_TAINTS)
+            if taint["key"] not in _KNOWN_TAINTS
         ),
         allocatable=dict(status.get("allocatable") or {}),
         bandwidth=annotations.get("dljob.dev/network-bandwidth"),

@@ -106,7 +106,8 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         left_out=absurd or power_limit_error(node.name, found.type, found.is_gpu, node.labels),
         storage_nbytes=int(storage) if (storage := amount(node.allocatable.get("ephemeral-storage", "0"))) else None,
     )
-    return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total)
+    pods = int(amount(node.allocatable["pods"])) if "pods" in node.allocatable else None
+    return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total, pods)
 
 
 def _absurd(name: str, total: Requests) -> str | None:

@@ -274,6 +274,22 @@ def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
         draft.workload = _status(parsed, "ready" if ready.status is TRUE else "unready", now)
 
 
+def held_without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
+    """Stop the pods of a job without a valid spec if Kueue no longer admits them. Return True if it does not.
+
+    Other jobs have the quota then. ``follow`` does the same for a job with a valid spec.
+    """
+    if parsed.accepted is None or parsed.accepted.admission is None:
+        return False
+    turn = kueue.turn(parsed.observed.queue)
+    if turn.stage not in (Stage.EVICTED, Stage.INACTIVE):
+        return False
+    if turn.stage is Stage.EVICTED and quiet(parsed.observed):
+        draft.workload = _status(parsed, "released", now)
+    _hold(parsed, draft, turn, now)
+    return True
+
+
 def leave(parsed: ParsedJob, draft: Draft) -> None:
     """Delete the Workload of a job that is no longer in a queue and whose pods have stopped, which frees its quota."""
     workload = parsed.observed.queue.workload

@@ -5,6 +5,7 @@ import json
 
 from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
+from dljob.cluster import quantity
 from dljob.job.observed import DIGEST_ANNOTATION, JOB_LABEL, LOOK_CONTAINER, LOOK_LABEL, JobSeen
 from dljob.job.task.suggestion import BASELINE_S, task_digest
 from dljob.render import pods
@@ -111,6 +112,8 @@ def _container(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> Manifest:
     memory = spec.resources.memory or MEMORY
     limits = {"memory": memory} | ({"cpu": spec.resources.cpu_limit} if spec.resources.cpu_limit else {})
     cpu = spec.resources.cpu if spec.resources.cpu and spec.resources.cpu_limit else CPU
+    if spec.resources.cpu_limit and quantity(spec.resources.cpu_limit) < quantity(cpu):
+        cpu = spec.resources.cpu_limit  # The API server rejects a request above the limit.
     return {
         "name": LOOK_CONTAINER,
         "image": config.look_image,

@@ -52,6 +52,18 @@ class TestView:
         [found] = view([node(allocatable={"ephemeral-storage": "100Gi"})]).nodes
         assert found.storage_nbytes == 100 * 2**30
 
+    def test_node_that_runs_as_many_pods_as_it_can_has_nothing_free(self) -> None:
+        """Fixed bug: plans used such nodes, on which the scheduler places no pod, again and again."""
+        [found] = view([node(allocatable={"pods": "3"})], [pod("n1")] * 2).nodes
+        assert (found.free_cpu, found.free_memory_nbytes) == (2.0, 4 * 2**30)
+        [found] = view([node(allocatable={"pods": "3"})], [pod("n1")] * 3).nodes
+        assert (found.free_cpu, found.free_memory_nbytes, found.cpu) == (0.0, 0, 2.0)
+        [found] = view([node(allocatable={"pods": "3"})], [pod("n1")] * 2 + [pod("n1", phase="Failed")]).nodes
+        assert found.free_cpu == 2.0, "a pod that has ended takes no place"
+        full = gpu_node("g", 4)
+        full["status"]["allocatable"]["pods"] = "1"
+        assert view([full], [pod("g")]).nodes[0].free_devices == 0
+
     def test_label_sets_the_device_class(self) -> None:
         [found] = view([node(labels={"dljob.dev/device": "cpu-slow"})]).nodes
         assert found.device == "cpu-slow"
@@ -135,6 +147,13 @@ class TestView:
         ]
         [found] = view([node(taints=taints)]).nodes
         assert found.taints == (("gpu", "yes", "NoSchedule"),)
+
+    @pytest.mark.parametrize("name", ["disk-pressure", "memory-pressure", "pid-pressure", "network-unavailable"])
+    def test_taints_about_a_pressure_count(self, name: str) -> None:
+        """Fixed bug: a full disk leaves its node ready, and plans used the node, on which no pod could be placed."""
+        key = f"node.kubernetes.io/{name}"
+        [found] = view([node(taints=[{"key": key, "effect": "NoSchedule"}])]).nodes
+        assert found.taints == ((key, "", "NoSchedule"),)
 
     @pytest.mark.parametrize(
         ("pods", "free"),

@@ -21,6 +21,7 @@ from dljob.job.task.suggestion import (
 )
 from dljob.kube.objects import looks, trim
 from dljob.reconcile import reconcile
+from dljob.reconcile.look import REJECTED_RETRY_S
 from dljob.reconcile.parsed import parse_observed
 from dljob.render.helpers.look import look_objects, look_pod
 from support.builders import CONFIG, NOW, UID, after, changed, planned, report, seen, settled
@@ -225,6 +226,31 @@ def test_a_look_pod_that_its_node_took_away_is_replaced() -> None:
     assert [(target.name, target.force) for target in lost.deletes] == [("prices-look", True)]
     failed = reconcile(seen(TASK, name="prices", look=_look("Failed", "DeadlineExceeded")), LOOKS, NOW)
     assert not failed.deletes, "whoever reads its log deletes it"
+
+
+def test_a_look_pod_that_a_kubelet_rejected_is_replaced_after_a_pause() -> None:
+    """Fixed bug: the job waited for ever for somebody to delete the pod, although it had never started."""
+    status = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough resource"}
+    meta = {"name": "prices-look", "uid": "u", "creationTimestamp": NOW.isoformat()}
+    pod = looks.pod({"metadata": meta, "spec": {"nodeName": "n1"}, "status": status})
+    pod = replace(_look("Failed", "OutOfcpu"), rejection=pod.rejection)
+    waiting = reconcile(seen(TASK, name="prices", look=pod), LOOKS, NOW)
+    assert waiting.status is not None and not waiting.deletes and waiting.requeue_after_s == REJECTED_RETRY_S
+    shown = next(c for c in waiting.status.conditions if c.type == "DataInspected")
+    assert shown.reason == "LookDelayed" and "OutOfcpu: Node didn't have enough resource" in shown.message
+    later = reconcile(seen(TASK, name="prices", look=pod), LOOKS, NOW + timedelta(seconds=REJECTED_RETRY_S))
+    assert [target.name for target in later.deletes] == ["prices-look"] and not later.objects
+
+
+@pytest.mark.parametrize(
+    ("resources", "requested"),
+    [({}, "500m"), ({"cpuLimit": "250m"}, "250m"), ({"cpuLimit": "2"}, "500m"), ({"cpu": "1", "cpuLimit": "2"}, "1")],
+)
+def test_a_look_pod_requests_no_more_cpus_than_its_limit(resources: Json, requested: str) -> None:
+    """Fixed bug: the API server rejected the pod of a job with only a small ``resources.cpuLimit``."""
+    found = reconcile(seen({**TASK, "resources": resources}, name="prices"), LOOKS, NOW).objects
+    [pod] = [each for each in found if each["kind"] == "Pod"]
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == requested
 
 
 def test_a_finished_job_is_deleted_after_its_time_to_live_although_its_config_maps_are_gone() -> None:
