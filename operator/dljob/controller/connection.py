@@ -234,7 +234,7 @@ def _merged(paths: Iterable[Path], context: str | None) -> dict[str, Any]:
 
 def _absolute(kind: str, entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return an entry of a kubeconfig in ``folder`` with absolute paths. A plugin without a slash is found in PATH."""
-    changed = {name: str(folder / entry[name]) for name in _PATHS[kind] if entry.get(name)}
+    changed: dict[str, Any] = {name: str(folder / entry[name]) for name in _PATHS[kind] if entry.get(name)}
     plugin = entry.get("exec") or {}
     if os.sep in str(plugin.get("command", "")):
         changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}

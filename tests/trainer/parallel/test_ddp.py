@@ -89,7 +89,7 @@ def test_plan_rejects_another_strategy(parallelism: str) -> None:
 @pytest.mark.parametrize(("collective", "strategy"), [("DDP", "Data"), ("Auto", "Sharded")])
 def test_script_may_end_the_process_group_itself(collective: str, strategy: str, tmp_path: Path) -> None:
     """Fixed bug: dltrain ended the group once more, and the job failed after its last step."""
-    body = BODIES / "parallel/destroyed_group.py"
+    body = BODIES / "scripts/destroyed_group.py"
     ended = run_ranks(2, body, str(tmp_path), collective, strategy, timeout_s=120)
     assert "Exception" not in ended.output and "Traceback" not in ended.output, ended.output
     assert [path.name for path in tmp_path.glob("*/step-*")] == ["step-0000000008"], ended.output

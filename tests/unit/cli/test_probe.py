@@ -42,11 +42,9 @@ MEASURE = HardwareMeasure(
     notes=("a note",),
 )
 A100 = "NVIDIA-A100-SXM4-40GB"
-TWO = view({"count": 2, "cpu": 4, "device": "plain"}, {"count": 2, "cpu": 64, "device": A100, "devices": 8})
-ONE_HOST = view(
-    {"count": 2, "cpu": 4, "device": "plain", "machine": "host-1"},
-    {"count": 2, "cpu": 64, "device": A100, "devices": 8},
-)
+GPUS = {"count": 2, "cpu": 64, "device": A100, "devices": 8}
+TWO = view({"count": 2, "cpu": 4, "device": "plain"}, GPUS)
+ONE_HOST = view({"count": 2, "cpu": 4, "device": "plain", "machine": "host-1"}, GPUS)
 KNOWN = {(KEY, "plain"): Learned(hardware=Hardware())}
 
 

@@ -106,11 +106,8 @@ class Stored:
 
     def snapshot(self) -> Snapshot:
         """Read all tensors, and return the whole training state in memory. Raise OSError."""
-        parts = []
-        for name in (MODEL, OPTIMIZER, USER_OBJECTS):
-            file = self.files.get(name)
-            parts.append({entry: file.read(entry) for entry in file.entries} if file is not None else {})
-        model, optimizer, kept = parts
+        files = [self.files.get(name) for name in (MODEL, OPTIMIZER, USER_OBJECTS)]
+        model, optimizer, kept = ({key: file.read(key) for key in file.entries} if file else {} for file in files)
         return Snapshot(self.step, model, optimizer, self.state, kept)
 
 

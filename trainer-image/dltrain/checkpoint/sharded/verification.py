@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dltrain.checkpoint import parts, tensor_file
+from dlcontract.checkpoint import parts
+from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import MODEL
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.host.volume_access import PAUSES_S, retry
