@@ -191,9 +191,8 @@ async def _operators(api: Any) -> tuple[OperatorPod, ...]:
 
 def _default_image(operators: Sequence[OperatorPod]) -> str:
     """Return the trainer image of the operator, which jobs without an image run. Raise BadInputError if unknown."""
-    for pod in operators:
-        if pod.trainer_image:
-            return pod.trainer_image
+    if image := operator_pods.trainer_image(operators):
+        return image
     raise BadInputError(
         "--image: found no image in this option, in spec.trainer.image or in the pod of an operator; expected an image "
         "with python3. Set --image"

@@ -84,6 +84,22 @@ def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
         raise _other_release(managing[0], error) from None
 
 
+def trainer_image(pods: Iterable[OperatorPod]) -> str | None:
+    """Return the trainer image of the operators; None if there is none.
+
+    Raise BadInputError if they have different images. Any user who may create pods can make one that looks like an
+    operator, and must not choose the image that other users run.
+    """
+    found = {pod.trainer_image: pod.name for pod in pods if pod.trainer_image}
+    if len(found) > 1:
+        texts = ", ".join(f"{image} in {name}" for image, name in sorted(found.items())[:4])
+        raise BadInputError(
+            f"--image: found operators with different trainer images ({texts}); expected one image. Name the right one "
+            "with --image"
+        )
+    return next(iter(found), None)
+
+
 def templates_of_namespace(pods: Iterable[OperatorPod], namespace: str) -> NodeTemplates:
     """Return the nodes that an autoscaler can add, from the settings of the operators that manage a namespace.
 

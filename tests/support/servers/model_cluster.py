@@ -45,6 +45,8 @@ class ModelCluster:
     """Number of bytes of the output after which the connection breaks."""
     exec_code: int = 0
     operator_image: str = ""
+    false_operator_image: str = ""
+    """Image in a pod of another user that looks like an operator. Empty: there is no such pod."""
     defaults: str = "{}"
     """The administrator's defaults of jobs in the settings of the operator, as JSON."""
     scripts: Json | None = None
@@ -91,6 +93,9 @@ class ModelCluster:
             meta = {"name": "dljob-0", "namespace": "dljob-system", "labels": {"app.kubernetes.io/name": "dljob"}}
             pod = {"metadata": meta, "spec": {"containers": [{"name": "operator", "env": env}]}}
             items = [pod] if self.operator_image else []
+            if self.false_operator_image:
+                false = json.loads(json.dumps(pod).replace(self.operator_image, self.false_operator_image))
+                items.insert(0, false | {"metadata": {**meta, "namespace": "team-b"}})
             return web.json_response({"items": items})
         if resource == "pods" and name in self.pods:
             found = self.pods.pop(name) if request.method == "DELETE" else self.pods[name]

@@ -332,6 +332,15 @@ def test_image_comes_from_the_operator_if_the_job_names_none(cluster: ModelClust
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
 
 
+def test_pod_of_another_user_does_not_choose_the_image(
+    cluster: ModelCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: any pod with the label of an operator chose the image that read the volumes of other users."""
+    cluster.job, cluster.operator_image, cluster.false_operator_image = {**job(), "spec": {}}, "trainer:3", "attack:1"
+    assert get(tmp_path / "model") == 2 and not cluster.created
+    assert "attack:1 in team-b/dljob-0, trainer:3 in dljob-system/dljob-0" in capsys.readouterr().err
+
+
 def test_pod_has_the_administrators_defaults(cluster: ModelCluster, tmp_path: Path) -> None:
     """Fixed bug: the pod of a job whose pull secret is a default could not pull its image from a private registry."""
     cluster.operator_image = "trainer:3"

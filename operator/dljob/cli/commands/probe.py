@@ -183,7 +183,7 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
 
 def _image(operators: Sequence[operator_pods.OperatorPod], given: argparse.Namespace) -> ProbeImage:
     """Return the image of the options or of the operator, with the administrator's defaults for pods of jobs."""
-    image = given.image or next((pod.trainer_image for pod in operators if pod.trainer_image), None)
+    image = given.image or operator_pods.trainer_image(operators)
     if image is None:
         raise BadInputError(
             "--image: found no operator in the cluster whose trainer image could be used; expected an image with "
