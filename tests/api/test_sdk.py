@@ -43,6 +43,22 @@ def test_job_is_suspended_and_invalid_changes_are_refused(client: Client, play: 
     job.delete()
 
 
+def test_submit_ends_a_change_that_the_manifest_lacks(client: Client, kubectl: Kubectl, play: Play) -> None:
+    """A change by another, such as ``kubectl patch``, stays. That of the SDK itself ends, as with ``kubectl apply``."""
+    spec = {**SPEC, "devices": [play.device]}
+    job = client.submit({**spec, "suspend": True}, name="sdk-again")
+    job.wait(timeout=60, until="Suspended")
+    job.resume()
+    job.suspend()
+    kubectl.run("patch", "dljob", "sdk-again", "--type=merge", "-p", '{"spec":{"objective":{"minimize":"Energy"}}}')
+    client.submit(spec, name="sdk-again")
+    stored = kubectl.get("dljob", "sdk-again")
+    assert (
+        stored is not None and not stored["spec"].get("suspend") and stored["spec"]["objective"]["minimize"] == "Energy"
+    )
+    job.delete()
+
+
 def test_failed_job_raises_its_reason(client: Client, play: Play) -> None:
     play.submit("sdk-failed")
     play.until_ready("sdk-failed")
