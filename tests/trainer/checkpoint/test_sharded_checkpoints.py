@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from torch import Tensor
 from dlcontract.checkpoint import parts
 from dlcontract.checkpoint.parts import Chunk, ShardedTensor, part_name
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.sharded.verification import divide
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, SHARDED_FORMAT, Checkpoints, Snapshot
@@ -130,10 +130,11 @@ def test_export_that_fails_leaves_no_file(
 ) -> None:
     folder = save(checkpoints, 1)
 
-    def read(parts_file: PartsFile, name: str) -> Tensor:
+    def joined(folder: Path, tensors: object) -> Iterator[bytes]:
+        yield b"the first bytes"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(PartsFile, "read", read)
+    monkeypatch.setattr(parts, "joined", joined)
     with pytest.raises(OSError, match="No space left"):
         export(folder, tmp_path / MODEL)
     assert {path.name for path in tmp_path.iterdir()} == {"job"}

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from dlcontract import CheckpointRef, ModelRef
+from dlcontract.checkpoint.parts import part_name
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.parts import part_name
 from dltrain.checkpoint.sharded import verification
 from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, Checkpoints
