@@ -19,10 +19,8 @@ training libraries (120 MB). The machine needs two idle cores.
 """
 
 import argparse
-import hashlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -34,6 +32,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH, ROOT
@@ -48,6 +48,7 @@ from dljob.job.observed_structure import planner_structure
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.structure import stored_structure
 from dljob.planner import Decision, plan
+from support.cluster.program_image import libraries
 
 SCRIPTS = {
     "hf_trainer": 120,
@@ -64,7 +65,6 @@ PLACES = (1, 2)
 """Numbers of ranks, all on this machine, with a core each."""
 BARS = {"counted": 0.25, "first": 0.25, "second": 0.10, "elsewhere": 0.25}
 """Kind of prediction → largest error that meets the goal."""
-REQUIREMENTS = ROOT / "examples/programs/requirements.txt"
 OBSERVER = ROOT / "trainer-image/dltrain/observation/startup"
 TIMEOUT_S = 300.0
 
@@ -111,20 +111,6 @@ def predicted_s(script: ObservedStructure, ranks: int, known: Constants) -> floa
     if not found.chosen.prediction.step_s:
         raise SystemExit(f"{ranks} ranks: {found.warning}")
     return found.chosen.prediction.step_s
-
-
-def libraries() -> Path:
-    """Return the folder with the libraries of ``examples/programs``, without PyTorch. The first call downloads them."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    made = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / f"dljob/images/programs-{digest}"
-    if not made.is_dir():
-        new = made.with_suffix(".new")
-        shutil.rmtree(new, ignore_errors=True)
-        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(new))
-        wheels = ("--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(REQUIREMENTS))
-        subprocess.run([*pip, *wheels], check=True, timeout=600)
-        new.rename(made)
-    return made
 
 
 def run(script: str, ranks: int, folder: Path) -> Run:

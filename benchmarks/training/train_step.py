@@ -18,47 +18,12 @@ Thresholds: the step of dljob takes at most 0.95 of plain DDP's, and with ``coll
 is missed if the whole interval is above it.
 """
 
-import argparse
-import contextlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.lib import namespaces
-from benchmarks.lib.figures import at_most, machine, ratio
-from benchmarks.lib.local_ranks import PYTHONPATH
+from benchmarks.lib.figures import at_most, ratio
+from benchmarks.lib.two_machines import options, results
 from benchmarks.training.ranks.train_step import ALONE, DDP, HOOKED, MODELS, OURS
-
-MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
-RANKS = 2
-VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
-
-
-def run(model: str, rate_Bps: float | None, rounds: int) -> dict[str, Any]:
-    """Run the ranks on one machine, or with a rate on two, and return the result that rank 0 printed."""
-    env = os.environ | {
-        "PYTHONPATH": PYTHONPATH,
-        "OMP_NUM_THREADS": "1",
-    }
-    with contextlib.ExitStack() as stack:
-        if rate_Bps is None:
-            host = "127.0.0.1"
-            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-            command = [str(MPIRUN), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(RANKS)]
-        else:
-            host = namespaces.address(0)
-            env["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
-            name = stack.enter_context(namespaces.machines(RANKS, rate_Bps))
-            command = namespaces.mpirun_on(name, RANKS, VARIABLES, MPIRUN)
-        settings = json.dumps({"model": model, "rounds": rounds, "host": host})
-        worker = [sys.executable, "-m", "benchmarks.training.ranks.train_step", settings]
-        done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return found
 
 
 def link_s(parameters: int, rate_Bps: float) -> float:
@@ -80,39 +45,15 @@ def show(model: str, where: str, found: dict[str, Any], rate_Bps: float | None) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where", nargs="*", help="memory, shaped (default: both)")
-    parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all of them")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rate", type=float, default=100.0, help="MB/s of a shaped link (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="file for the raw times")
-    options = parser.parse_args()
-    where = options.where or ["memory", "shaped"]
-    if unknown := set(where) - {"memory", "shaped"}:
-        parser.error(f"found {', '.join(sorted(unknown))}; expected memory, shaped")
-    if "shaped" in where and (reason := namespaces.available()) is not None:
-        parser.error(f"{reason}; run the case memory only")
-    host = machine()
-    print(f"{options.rounds} rounds, {RANKS} ranks x 1 thread; links of {options.rate:g} MB/s; {host}\n")
-    columns = (
+    header = (
         "| gradients | where | dljob, ms | dljob with DDP, ms | plain DDP, ms | without communication, ms "
-        "| link time, ms "
+        "| link time, ms | exposed, dljob, ms | exposed, dljob with DDP, ms | exposed, plain DDP, ms "
+        "| waited after backward, dljob, ms | dljob / plain DDP | dljob with DDP / plain DDP |\n|" + "---|" * 13
     )
-    print(
-        columns
-        + "| exposed, dljob, ms | exposed, dljob with DDP, ms | exposed, plain DDP, ms "
-        + "| waited after backward, dljob, ms | dljob / plain DDP | dljob with DDP / plain DDP |\n|"
-        + "---|" * 13
-    )
-    results = []
-    for model in options.model or MODELS:
-        for place in where:
-            rate_Bps = options.rate * 1e6 if place == "shaped" else None
-            found = run(model, rate_Bps, options.rounds)
-            show(model, place, found, rate_Bps)
-            results.append({"model": model, "where": place, **found})
-    if options.json:
-        options.json.write_text(json.dumps({"machine": host, "rate_MBps": options.rate, "results": results}))
+    for model, place, rate_Bps, found in results(
+        "benchmarks.training.ranks.train_step", options(__doc__, MODELS), header
+    ):
+        show(model, place, found, rate_Bps)
 
 
 if __name__ == "__main__":

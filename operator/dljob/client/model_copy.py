@@ -184,7 +184,7 @@ async def _operators(api: Any) -> tuple[OperatorPod, ...]:
     from dljob.kube.kinds import POD
 
     with suppress_forbidden(ApiError):
-        label, active = "app.kubernetes.io/name=dljob", "status.phase!=Succeeded,status.phase!=Failed"
+        label, active = f"{operator_pods.NAME_LABEL}=dljob", "status.phase!=Succeeded,status.phase!=Failed"
         return operator_pods.operator_pods(await api.find(POD, None, labelSelector=label, fieldSelector=active))
     return ()
 

@@ -4,12 +4,11 @@ Only the last checkpoint of a training has this file. Others have a part from ea
 failed. The manifest of the checkpoint has the table of the parts (``dlcontract.checkpoint.parts``).
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlcontract.checkpoint.manifest import is_whole
 from dlcontract.checkpoint.parts import MODEL, joined, parse
 from dljob.client.errors import BadInputError
 
@@ -30,7 +29,8 @@ def join(folder: Path, manifest: Mapping[str, Any]) -> None:
     """
     paths = list(folder.glob(f"{PART}*"))
     try:
-        _check_hash(manifest)
+        if not is_whole(manifest):
+            raise ValueError("found content that does not match its field sha256")
         tensors = parse(manifest["parts"])[MODEL]
         named = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
         if unknown := named - {path.name for path in paths}:
@@ -45,11 +45,3 @@ def join(folder: Path, manifest: Mapping[str, Any]) -> None:
         ) from None
     for path in paths:
         path.unlink()
-
-
-def _check_hash(manifest: Mapping[str, Any]) -> None:
-    """Raise ValueError if ``manifest`` does not match the hash of itself that it has, unless it has none."""
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    if manifest.get("sha256") not in (None, found):
-        raise ValueError("found content that does not match its field sha256")

@@ -24,12 +24,12 @@ def program_image(trainer: str, folder: Path) -> tuple[str, Layout]:
     layout = Layout(folder)
     shutil.copytree(cache_root() / "images/layout", folder, copy_function=os.link, dirs_exist_ok=True)
     reference = f"localhost/dljob-programs:{trainer.rpartition(':')[2]}"
-    layout.add_layer(reference, trainer, _libraries(), SITE_PACKAGES)
+    layout.add_layer(reference, trainer, libraries(), SITE_PACKAGES)
     layout.keep_newest(1)
     return reference, layout
 
 
-def _libraries() -> Path:
+def libraries() -> Path:
     """Return the libraries without PyTorch, which is in the trainer image. The first call downloads them."""
     made = cache_root() / "images" / f"programs-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]}"
     if not made.is_dir():

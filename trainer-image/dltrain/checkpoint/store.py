@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.manifest import HASH, digest, is_whole
 from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.parts import PartsFile
@@ -258,7 +259,7 @@ class Checkpoints:
             "files": {name: asdict(written) for name, written in files.items()},
             **fields,
         }
-        manifest = json.dumps(content | {"sha256": digest(content)}, indent=1).encode()
+        manifest = json.dumps(content | {HASH: digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
@@ -325,8 +326,7 @@ class Checkpoints:
 
         try:
             manifest = json.loads(read(MANIFEST, Path.read_bytes))
-            claimed = manifest.pop("sha256", None)
-            if claimed not in (None, digest(manifest)):  # None: an older version wrote no hash of the manifest.
+            if not is_whole(manifest):
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
             if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
                 found, expected = f"{folder} of format {manifest['format']}", f"format {FORMAT} or {SHARDED_FORMAT}"
@@ -369,14 +369,6 @@ class _CorruptError(Exception):
 
 def _tell(text: str) -> None:
     print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def digest(manifest: Mapping[str, Any]) -> str:
-    """Return the hash of a checkpoint's manifest. The manifest itself stores it, as an additional field.
-
-    Without this hash, a flipped bit in the manifest could look like another model's checkpoint.
-    """
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 from dlcontract.checkpoint import parts
+from dlcontract.checkpoint.manifest import is_whole
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.store import MANIFEST, MODEL, digest
+from dltrain.checkpoint.store import MANIFEST, MODEL
 
 
 def export(folder: Path, path: Path) -> None:
@@ -25,7 +26,7 @@ def export(folder: Path, path: Path) -> None:
     if not isinstance(manifest, dict) or "parts" not in manifest:
         raise ValueError(f"{folder}: found a checkpoint without parts; expected a sharded one. Use its {MODEL}")
     try:
-        if manifest.pop("sha256", None) not in (None, digest(manifest)):
+        if not is_whole(manifest):
             raise ValueError(
                 f"{folder / MANIFEST}: found content that does not match its field sha256. Use an earlier checkpoint"
             )
