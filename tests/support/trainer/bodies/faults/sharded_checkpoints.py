@@ -4,6 +4,7 @@ Arguments: ranks, a folder for checkpoints, and names of checks.
 """
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -182,13 +183,16 @@ def check_gathered(group: ProcessGroup, folder: Path) -> None:
                 waited.set()
             super().wait()
 
+    steps = itertools.count(1)
+
+    def stepped() -> object:
+        """Let rank 0 wait in each step but the first, whose checkpoint follows it, until a checkpoint is written."""
+        return group.rank > 0 or next(steps) == 1 or waited.is_set() or writing.wait(60)
+
     original, strategy, manager = tensor_file.write, fsdp.FullyShardedParallel, training.CheckpointManager
     replace_write(write)
     fsdp.FullyShardedParallel, training.CheckpointManager = Watched, Manager  # type: ignore[misc]
-    trained(
-        group, folder / str(group.rank), STEPS, interval_s=1e-6,
-        stepped=lambda: group.rank > 0 or waited.is_set() or writing.wait(60),
-    )  # fmt: skip
+    trained(group, folder / str(group.rank), STEPS, interval_s=1e-6, stepped=stepped)
     tensor_file.write = original
     fsdp.FullyShardedParallel, training.CheckpointManager = strategy, manager  # type: ignore[misc]
     assert waited.is_set() or group.rank > 0
