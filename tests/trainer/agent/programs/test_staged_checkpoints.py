@@ -100,7 +100,9 @@ def test_missing_permission_fails_the_job_with_its_name(two: Job, store: Server)
 def test_folder_is_uploaded_when_the_pods_stop(two: Job, store: Server) -> None:
     disk_of_each_pod(two)
     two.start(staged(two, "Torchrun", "9", "4", "/nowhere"), **environ(two, store))
-    two.until(lambda r: r.step >= 4)  # The script exits with code 0 at SIGTERM.
+    two.until(lambda r: r.step >= 4)
+    # Once it has started, the script exits with code 0 at SIGTERM. Rank 1 may start after rank 0 has reached step 4.
+    two.wait(lambda: all("starts at step 0" in pod.text() for pod in two.pods))
     for pod in two.pods:
         pod.signal(TERM)
     for pod in two.pods:
