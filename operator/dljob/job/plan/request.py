@@ -140,6 +140,7 @@ def planner_request(
         if spec.optimizer.find_learning_rate
         else None,
         stages=spec.parallelism.stages,
+        replicas=spec.parallelism.replicas or (None if spec.parallelism.strategy is ParallelismStrategy.AUTO else 1),
         micro_batches=micro_batches(spec),
         chooses_micro_batches=chooses_micro_batches(spec),
         may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,

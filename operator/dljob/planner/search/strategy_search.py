@@ -88,8 +88,9 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
         return []
     lines = []
     micro_batches = min(model_split.MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
-    pipeline = replace(request, strategy="Pipeline", stages=ranks, micro_batches=micro_batches, collective=None)
-    tensor = replace(request, strategy="Tensor", collective=None)
+    either = replace(request, replicas=None, collective=None)
+    pipeline = replace(either, strategy="Pipeline", stages=ranks, micro_batches=micro_batches)
+    tensor = replace(either, strategy="Tensor")
     for asked in (pipeline, tensor):
         found = model_split.like(parts[0], asked, workload)
         if isinstance(found, str):
