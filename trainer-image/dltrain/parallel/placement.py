@@ -80,7 +80,7 @@ class Placement:
         return list(model.parameters())
 
     def copies(self) -> Copies | None:
-        """Return this rank's parameters that some other ranks have too, besides ``replicated``; None if there are none."""
+        """Return this rank's parameters that some ranks have too, besides ``replicated``; None if there are none."""
         return None
 
     def shape_of(self, model: nn.Module) -> Mapping[str, torch.Tensor]:

@@ -72,8 +72,8 @@ class Plan(Record):
         int,
         Field(
             ge=1,
-            description="Number of replicas of the model with Pipeline and Tensor. Rank r holds part r mod p of replica "
-            "r // p, with p ranks per replica. A trainer that lacks this field rejects a plan with several.",
+            description="Number of replicas of the model with Pipeline and Tensor. With p ranks per replica, rank r "
+            "holds part r mod p of replica r // p. A trainer that lacks this field rejects a plan with several.",
         ),
     ] = 1
     precision: Annotated[

@@ -26,7 +26,7 @@ from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage
-from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 
 
 def train_samples(spec: DLJobSpec) -> int:

@@ -2,8 +2,8 @@
 
 If the user requests Pipeline, each stage has one rank per replica. If the user requests Tensor, the planner chooses the
 fastest number of ranks. With strategy Auto, every number of stages that the trainer supports is a candidate beside the
-data-parallel plans, and some hybrids (``hybrids``) too. The planner then chooses a model-parallel candidate only if it is better despite the uncertainty
-of its prediction (``objective.best``).
+data-parallel plans, and some hybrids (``hybrids``) too. The planner then chooses a model-parallel candidate only if it
+is better despite the uncertainty of its prediction (``objective.best``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -365,9 +365,7 @@ def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), candidate, found)
 
 
-def _hybrids(
-    kind: Kind, places: Sequence[tuple[Option, range]], request: Request, model: split.Model
-) -> list[_Priced]:
+def _hybrids(kind: Kind, places: Sequence[tuple[Option, range]], request: Request, model: split.Model) -> list[_Priced]:
     """Return the hybrids on the most nodes of each option, and on powers of two of them."""
     found = []
     for option, counts in places if request.replicas is None else ():

@@ -1,9 +1,9 @@
 """Search for better plans that the trainer cannot run yet: sharded gradients or parameters, and hybrids.
 
 The plans are those of ``strategies.zero`` (ZeRO-2, ZeRO-3) and ``hybrids`` (data parallelism combined with pipelines or
-tensor parallelism) of models that the trainer cannot split, on equal ranks of one type of device. They are never chosen.
-The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS`` numbers of
-nodes.
+tensor parallelism) of models that the trainer cannot split, on equal ranks of one type of device. They are never
+chosen. The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS``
+numbers of nodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence

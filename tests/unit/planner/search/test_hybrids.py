@@ -72,9 +72,10 @@ class TestAuto:
 
     def test_replicas_of_a_model_that_no_node_can_hold(self) -> None:
         """A pipeline over all nodes is idle longer, and more samples pass each of its stages."""
-        request = replace(RESNET50, global_batch=48, memory_per_pod_nbytes=1536 * 2**20)
-        alone = decided(replace(request, replicas=1), cpus(12)).chosen
-        found = decided(request, cpus(12)).chosen
+        request = replace(GPT, global_batch=192, memory_per_pod_nbytes=900 * 2**20)
+        assert rejected(replace(request, strategy="Data"), cpus(8)).reason == "DoesNotFit"
+        alone = decided(replace(request, replicas=1), cpus(8)).chosen
+        found = decided(request, cpus(8)).chosen
         assert found.splits_model and found.replicas > 1, found.summary
         assert found.prediction.step_s < alone.prediction.step_s
         assert f", {found.replicas} pipelines of " in found.summary and found.summary.endswith(", Ring")

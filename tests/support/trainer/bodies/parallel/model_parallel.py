@@ -227,7 +227,6 @@ def check_differing_replicas(group: ProcessGroup, plan: dict[str, Any]) -> None:
         print_on_rank_0(group, "differing replicas are found")
 
 
-
 def main() -> None:
     group, folder = start_process_group(), Path(sys.argv[2])
     pipeline = {"parallelism": "Pipeline", "micro_batches": 5}
