@@ -153,6 +153,10 @@ class ModelParallel(DataParallel):
         if a rank is lost.
         """
 
+    def abandon(self) -> None:
+        super().abandon()
+        self.replicas.abandon()
+
     def _wait(self, seconds: float) -> None:
         """Add ``seconds`` to the time that this step spent waiting for other ranks."""
         self._waited += Lap(seconds)

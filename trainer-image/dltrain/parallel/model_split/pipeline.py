@@ -216,6 +216,7 @@ class Pipeline(ModelParallel):
             parameter.grad.copy_(tie.buffers[0].view(parameter.shape))
 
     def abandon(self) -> None:
+        super().abandon()
         revoke(self._neighbours.comm)
         for _, tie in self._tied:
             tie.abandon()

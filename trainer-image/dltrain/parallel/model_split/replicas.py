@@ -60,6 +60,11 @@ class Replicas:
             host=plan.ranks[self.part].host,
         )
 
+    def abandon(self) -> None:
+        """Abort the operations in which ranks of this replica wait for this rank."""
+        if self.count > 1:
+            self.own.abandon()
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sum over the ranks of this replica. Raise PeerLostError if a rank is lost."""
         return self.own.sum(values)

@@ -171,6 +171,7 @@ class TensorParallel(ModelParallel):
         return [own for name, own in self._own.items() if self._held[name] is None]
 
     def abandon(self) -> None:
+        super().abandon()
         self._summing.abandon()
 
     def close(self) -> None:
