@@ -46,7 +46,7 @@ PLANNING: dict[str, tuple[Json, str]] = {
     "replicas with data parallelism": (
         {"parallelism": {"replicas": 2}}, "parallelism.replicas needs parallelism.strategy Pipeline or Tensor",
     ),
-    "replicas with Auto": ({"parallelism": {"strategy": "Auto", "replicas": 2}}, "strategy Auto chooses the number"),
+    "replicas with Auto": ({"parallelism": {"strategy": "Auto", "replicas": 2}}, "with strategy Auto, the planner chooses"),
     "more replicas than samples": (
         {"parallelism": {"strategy": "Tensor", "replicas": 9}, "globalBatchSize": 8}, "because each replica needs a sample",
     ),

@@ -88,7 +88,7 @@ class Parallelism(ApiModel):
             "!has(self.replicas) || self.replicas == 1 || has(self.strategy) && "
             "self.strategy in ['Pipeline', 'Tensor']",
             "parallelism.replicas needs parallelism.strategy Pipeline or Tensor: choose one of them, or remove "
-            "replicas; strategy Auto chooses the number of replicas",
+            "replicas (with strategy Auto, the planner chooses their number)",
             lambda p: (p.replicas or 1) == 1 or p.strategy.splits_model,
         ),
         Rule(
