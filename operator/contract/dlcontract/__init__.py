@@ -6,7 +6,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 """
 
 from dlcontract import reasons
-from dlcontract.accumulation import micro_batches_of
+from dlcontract.accumulation import micro_batches_of, replica_batches
 from dlcontract.collectives import COLLECTIVES, DDP_BUCKET_NBYTES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan.plan import Plan
@@ -169,5 +169,6 @@ __all__ = [
     "micro_batches_of",
     "newer_parts",
     "reasons",
+    "replica_batches",
     "schema_of",
 ]

@@ -1,7 +1,7 @@
-"""Raise the planned number of micro-batches where local batch sizes have grown, such as after a loss of ranks.
+"""The division of a batch into micro-batches, and among replicas of a model. Operator and trainer both use it.
 
-Operator and trainer both call this function. The planner chooses the planned number
-(``planner.candidates.accumulation``).
+The planner chooses the number of micro-batches (``planner.candidates.accumulation``). It rises where local batch sizes
+have grown, such as after a loss of ranks.
 """
 
 from collections.abc import Sequence
@@ -26,3 +26,9 @@ def micro_batches_of(planned: int, planned_shares: Sequence[int], shares: Sequen
     limits = [int(MICRO_BATCH_GROWTH * -(-share // planned)) for share in planned_shares]
     needed = [-(-share // limit) for share, limit in zip(shares, limits, strict=True) if limit]
     return max(planned, *needed)
+
+
+def replica_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
+    """Return each replica's part of a global batch. The parts differ by at most one sample, the larger ones first."""
+    each, more = divmod(global_batch, replicas)
+    return tuple(each + (replica < more) for replica in range(replicas))

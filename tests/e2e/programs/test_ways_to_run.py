@@ -85,6 +85,20 @@ if (world.size, world.allreduce(world.rank + 1)) != (2, 3):
 
 
 @pytest.mark.long
+def test_replicas_of_a_pipeline_train(kubectl: Kubectl) -> None:
+    """Each of two nodes has both stages of a replica."""
+    job = example(
+        "pipeline.yaml", job="replicas",
+        parallelism={"strategy": "Pipeline", "stages": 2, "replicas": 2, "microBatches": 4},
+        planning={"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2, "ranksPerNode": 2}]},
+    )  # fmt: skip
+    kubectl.apply(job)
+    done = kubectl.wait_phase("replicas", "Complete", 240)
+    assert (done["status"]["plan"]["ranks"], done["status"]["plan"]["replicas"]) == (4, 2)
+    assert done["status"]["result"]["accuracy"] >= 0.95
+
+
+@pytest.mark.long
 def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:
     image = trainer_image(admin)
     job, service, files = yaml.safe_load_all((ROOT / "examples" / "dataset-uri.yaml").read_text())

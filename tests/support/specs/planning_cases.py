@@ -41,6 +41,15 @@ PLANNING: dict[str, tuple[Json, str]] = {
     ),
     "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
     "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "strategy Pipeline, which needs it"),
+    "replicas of a pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "replicas": 4}}, ""),
+    "replicas of parts of layers": ({"parallelism": {"strategy": "Tensor", "replicas": 2}}, ""),
+    "replicas with data parallelism": (
+        {"parallelism": {"replicas": 2}}, "parallelism.replicas needs parallelism.strategy Pipeline or Tensor",
+    ),
+    "replicas with Auto": ({"parallelism": {"strategy": "Auto", "replicas": 2}}, "with strategy Auto, the planner chooses"),
+    "more replicas than samples": (
+        {"parallelism": {"strategy": "Tensor", "replicas": 9}, "globalBatchSize": 8}, "because each replica needs a sample",
+    ),
     "stages of nothing": ({"parallelism": {"stages": 2}}, "stages is for parallelism.strategy Pipeline"),
     "micro-batches of nothing": (
         {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer, Sharded or Pipeline",

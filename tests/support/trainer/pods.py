@@ -374,10 +374,15 @@ def logged_rank(pod: Pod, rank: int) -> int:
     return pod.process(int(numbers[-1]))
 
 
-def rank_process(pod: Pod) -> int:
-    """Return the PID of the rank, which is a fork of the zygote with the same command line."""
+def rank_processes(pod: Pod) -> list[int]:
+    """Return the PIDs of the ranks, which are forks of the zygote with the same command line."""
     zygotes = [pid for pid in pod.pids() if b"dltrain.launch.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    (rank,) = [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
+    return [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
+
+
+def rank_process(pod: Pod) -> int:
+    """Return the PID of the pod's only rank."""
+    (rank,) = rank_processes(pod)
     return rank
 
 

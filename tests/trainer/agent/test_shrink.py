@@ -9,7 +9,7 @@ import pytest
 from dlcontract import ModelRef, Role, RunPhase
 from dltrain.protocol.rank_messages import AttemptPlan
 from dltrain.record.run_report import files
-from support.trainer.pods import KILL, Job, leave, process, rank_process, steps_in_memory
+from support.trainer.pods import KILL, Job, leave, process, rank_process, rank_processes, steps_in_memory
 
 pytestmark = [
     pytest.mark.mpi,
@@ -86,6 +86,22 @@ def test_lost_stage_server_or_rank_of_ddp_restarts_from_the_last_checkpoint(kind
     assert report.restarts == {"RankKilled": 1} and report.failure is not None and report.failure.rank == 1
     assert saved is not None and report.step > saved.step > 0 and all(pod.starts == 1 for pod in two.pods)
     assert "resumed from step" in two.pods[0].text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Pipeline", "Tensor"])
+def test_lost_rank_of_a_replica_restarts_all_ranks_from_the_last_checkpoint(kind: str, two: Job) -> None:
+    """The second replica is in pod 1. No rank of the first one waits for the lost rank itself in each operation."""
+    plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False, per_pod=2)
+    fields: dict[str, Any] = {"parallelism": kind, "replicas": 2, "collective": "Ring"}
+    fields["ranks"] = tuple(rank.model_copy(update={"share": 30}) for rank in plan.ranks)
+    fields["checkpoint"] = plan.checkpoint.model_copy(update={"interval_s": 0.1})
+    two.start(plan.model_copy(update=fields))
+    saved = two.until(lambda r: r.last_checkpoint is not None).last_checkpoint
+    os.kill(rank_processes(two.pods[1])[0], KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 4)
+    assert report.restarts == {"RankKilled": 1} and report.failure is not None and report.failure.rank in (2, 3)
+    assert saved is not None and report.step > saved.step > 0 and all(pod.starts == 1 for pod in two.pods)
 
 
 @pytest.mark.long

@@ -30,6 +30,27 @@ def test_parts_of_a_model_equal_one_process(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "checks"),
+    [(4, 2, 4), pytest.param(6, 3, 4, marks=pytest.mark.long), pytest.param(6, 2, 3, marks=pytest.mark.long)],
+)
+def test_replicas_of_a_split_model_equal_one_process(ranks: int, replicas: int, checks: int, tmp_path: Path) -> None:
+    """Also with unequal parts of the batch, and with a batch of fewer samples than replicas."""
+    body = BODIES / "parallel/model_parallel.py"
+    ended = run_ranks(ranks, body, str(ranks), tmp_path, str(replicas), timeout_s=180)
+    assert ended.output.count(f", {replicas} replicas: gradient off by") == checks, ended.output
+    assert "differing replicas are found" in ended.output, ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_replicas_of_a_split_model_resume_from_checkpoints(tmp_path: Path) -> None:
+    """Bit-identical to a run without a stop, and equal up to rounding from and to data parallelism."""
+    ended = run_ranks(4, BODIES / "parallel/model_parallel.py", "4", tmp_path, "2", "resumes", timeout_s=300)
+    assert ended.output.count(" resumes from checkpoints") == 2, ended.output
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(("kind", "model"), [("Pipeline", "digits-cnn"), ("Tensor", "mlp")])
 def test_model_parallel_run_learns_digits_and_resumes_after_a_stop(kind: Any, model: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"parallelism": kind, "micro_batches": 4 if kind == "Pipeline" else 1, "min_ranks": 2}

@@ -15,7 +15,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 """Fields of a plan of release 0.2.0, and their values where a field allows only some: ``collective=Ring``."""
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=DDP", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
-    "parallelism=Sharded",
+    "parallelism=Sharded", "replicas",
     "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "until",
     "dataset.distribution", "dataset.uri", "dataset.sha256", "dataset.size_nbytes",
 }  # fmt: skip
@@ -72,6 +72,16 @@ BASE = json.loads(plan_of(training()).plan.to_json())
                 "model": {"command": ["x"]},
             },
             "spec.parallelism.strategy Sharded",
+        ),
+        (
+            {
+                "parallelism": "Tensor",
+                "replicas": len(BASE["ranks"]),
+                "rebalance": False,
+                "min_ranks": len(BASE["ranks"]),
+                "measure_collective": False,
+            },
+            "spec.parallelism.replicas",
         ),
         ({"batch_known": False}, "a script without spec.globalBatchSize"),
         ({"micro_batches": 2}, "gradient accumulation (spec.parallelism.gradientAccumulation)"),

@@ -129,7 +129,7 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
     At the end of the training, also report an analysis of the predictions. A job with a target (``spec.until``) may end
     after any evaluation, so each one is analysed.
     """
-    chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
+    chosen = _mine(trainer, data)
     predict = partial(trainer.parallel.predict, model)
     model.eval()
     with trainer.autocast():
@@ -150,10 +150,12 @@ def _analysed(
 ) -> float:
     """Analyse the predictions of all workers, and return the accuracy.
 
-    If each rank computes a part of each layer, all ranks have the same predictions. Only those of rank 0 count then.
+    If each rank computes a part of each layer, all ranks of a replica have the same predictions. Only those of the
+    first one count then.
     """
     found = collect(predict, data, chosen, trainer.device)
-    if trainer.rank and trainer.plan.splits_model and not isinstance(trainer.parallel, Pipeline):
+    plan = trainer.plan
+    if plan.splits_model and trainer.rank % plan.split_over and not isinstance(trainer.parallel, Pipeline):
         found = Collection()
     analysis = share(found, data.labels, trainer)
     figures = None if analysis is None else analysis.classification or analysis.language
@@ -163,11 +165,15 @@ def _analysed(
 def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
     """Return the numbers of the held-out samples that this rank evaluates.
 
-    The ranks divide the samples in proportion to their local batch sizes.
+    The ranks divide the samples in proportion to their local batch sizes. With model parallelism, the replicas of the
+    model divide them, and each rank gets all samples of its replica.
     """
-    parts = apportion(data.test_samples, trainer.shares)
-    begin = sum(parts[: trainer.rank])
-    return np.arange(begin, begin + parts[trainer.rank])
+    plan, shares, mine = trainer.plan, trainer.shares, trainer.rank
+    if plan.splits_model:
+        shares, mine = shares[:: plan.split_over], trainer.rank // plan.split_over
+    parts = apportion(data.test_samples, shares)
+    begin = sum(parts[:mine])
+    return np.arange(begin, begin + parts[mine])
 
 
 def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:

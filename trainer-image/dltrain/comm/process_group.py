@@ -78,13 +78,13 @@ class ProcessGroup:
                 f"start the program with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )
 
-    def split(self, chosen: Sequence[bool]) -> "ProcessGroup":
+    def split(self, chosen: Sequence[int]) -> "ProcessGroup":
         """Return the process group of the ranks that have the same value in ``chosen`` as this rank.
 
-        ``chosen``: one value for each rank. If all values are True, return this process group itself. All ranks must
+        ``chosen``: one value for each rank. If all values are equal, return this process group itself. All ranks must
         call this method together.
         """
-        if self.comm is None or all(chosen):
+        if self.comm is None or len(set(chosen)) == 1:
             return self
         return ProcessGroup(self.comm.Split(int(chosen[self.rank]), self.rank))
 

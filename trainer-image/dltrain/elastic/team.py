@@ -22,7 +22,7 @@ from dltrain.parallel.layered_server import layered_server
 from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.parallel.model_split.tensor_parallel import TensorParallel
 from dltrain.parallel.optimizer_checks import check_trained, without_closure
-from dltrain.parallel.placement import Strategy
+from dltrain.parallel.placement import Copies, Strategy
 from dltrain.parallel.sharded_optimizer import optimizer_parallel
 from dltrain.protocol.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.protocol.rank_messages import Compared, Resharded, Shrunk
@@ -213,13 +213,16 @@ class Team:
         Always return True, because ``together`` interprets the result None as a loss of ranks. Raise
         ParametersDivergedError if parameters differ, and PeerLostError if a rank is lost.
         """
-        parameters = self.parallel.replicated(self.model)
-        if self.workers == 1 or not self.shares[self.rank] or not parameters:
+        if self.workers == 1 or not self.shares[self.rank]:
             return True
-        ranks = [self.plan.ranks[number] for number in self.elastic.alive]
-        kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
+        alive = [number for number in self.elastic.alive if self.plan.ranks[number].role is Role.WORKER]
+        equal = Copies(self.worker_group, tuple(alive), self.parallel.replicated(self.model))
+        compared = [each for each in (equal, self.parallel.copies()) if each is not None and each.parameters]
+        if not compared:
+            return True
         try:
-            compare(self.worker_group, parameters, kinds, step)
+            for each in compared:
+                compare(each.group, each.parameters, {rank: self.plan.ranks[rank].device for rank in each.ranks}, step)
         except ParametersDivergedError:
             self._reporter.send(Compared(rank=self.rank, step=step, agree=False))
             raise

@@ -39,6 +39,9 @@ class DataParallel(Strategy):
     Hooks also make progress on pending messages, because MPI makes progress only inside calls.
     """
 
+    sums_in_backward = True
+    """False if the rank waits for the reductions only in ``finish``, instead of at the end of a backward pass."""
+
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
@@ -294,7 +297,7 @@ class DataParallel(Strategy):
         """
         self._queued = False
         self.passes.end()
-        if self._lost is not None or self.sharded or not self._open:
+        if self._lost is not None or self.sharded or not self._open or not self.sums_in_backward:
             return
         began = reading()
         try:

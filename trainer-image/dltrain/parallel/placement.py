@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dltrain.batch.sampling import Part, Sampler
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap
 
@@ -29,6 +30,18 @@ class OwnRows:
 
     weights: Extents
     optimizer: Extents
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Parameters that only some ranks have, and that must be equal on them.
+
+    ``group``: these ranks. ``ranks``: their numbers in the plan, in the order of the group.
+    """
+
+    group: ProcessGroup
+    ranks: tuple[int, ...]
+    parameters: list[torch.Tensor]
 
 
 class Placement:
@@ -65,6 +78,10 @@ class Placement:
     def replicated(self, model: nn.Module) -> list[torch.Tensor]:
         """Return the parameters that must be equal on all ranks."""
         return list(model.parameters())
+
+    def copies(self) -> Copies | None:
+        """Return this rank's parameters that some ranks have too, besides ``replicated``; None if there are none."""
+        return None
 
     def shape_of(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """Return tensors with the same names, shapes and dtypes as the whole model's tensors.

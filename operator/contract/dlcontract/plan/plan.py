@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from dlcontract.accumulation import replica_batches
 from dlcontract.collectives import MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import FailureRule
 from dlcontract.plan.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
@@ -25,8 +26,9 @@ class Plan(Record):
     """The complete plan of a job. The trainer needs only the plan and the job's volumes.
 
     Invariants: The n ranks are numbered 0..n-1 in order. The shares (local batch sizes) of all ranks add up to
-    ``global_batch``; with model parallelism, each share equals ``global_batch``. Ranks with the role worker have a
-    share of at least 1, and parameter servers have the share 0. Exactly one of ``epochs`` and ``steps`` is set.
+    ``global_batch``; with model parallelism, the shares of each replica's ranks equal the replica's part of it. Ranks
+    with the role worker have a share of at least 1, and parameter servers have the share 0. Exactly one of ``epochs``
+    and ``steps`` is set.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -64,6 +66,14 @@ class Plan(Record):
             ge=1,
             description="Number of micro-batches: those of a pipeline's batch, or those into which each rank divides "
             "its part of a batch (gradient accumulation).",
+        ),
+    ] = 1
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of replicas of the model with Pipeline and Tensor. With p ranks per replica, rank r "
+            "holds part r mod p of replica r // p. A trainer that lacks this field rejects a plan with several.",
         ),
     ] = 1
     precision: Annotated[
@@ -128,7 +138,7 @@ class Plan(Record):
     def _laws_hold(self) -> Self:
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
             raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}; expected 0..{len(self.ranks) - 1} in order")
-        if self.splits_model:
+        if self.splits_model or self.replicas > 1:
             self._check_model_parallel()
         elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
             raise ValueError(
@@ -299,11 +309,19 @@ class Plan(Record):
 
     def _check_model_parallel(self) -> None:
         """Raise ValueError if other fields of the plan do not allow its model parallelism."""
-        if any(r.share != self.global_batch for r in self.ranks):
+        if not self.splits_model or len(self.ranks) % self.replicas or self.replicas > self.global_batch:
+            raise ValueError(
+                f"replicas: found {self.replicas} with parallelism {self.parallelism}, {len(self.ranks)} ranks and "
+                f"global_batch {self.global_batch}; expected 1, or with Pipeline and Tensor a divisor of the number of "
+                "ranks that is at most global_batch"
+            )
+        batches = replica_batches(self.global_batch, self.replicas)
+        if any(r.share != batches[r.rank // self.split_over] for r in self.ranks):
             found = sorted({r.share for r in self.ranks})
             raise ValueError(
                 f"ranks: found shares (local batch sizes) {found} with parallelism {self.parallelism}; expected "
-                f"{self.global_batch}, because each rank processes the whole batch"
+                f"{batches} for the {self.split_over} ranks of each replica, because each of them processes all "
+                "samples of its replica"
             )
         if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
@@ -319,8 +337,13 @@ class Plan(Record):
 
     @property
     def splits_model(self) -> bool:
-        """Return True with model parallelism: each rank holds a part of the model and processes the whole batch."""
+        """Return True with model parallelism: each rank holds a part of a replica, and processes its whole batch."""
         return self.parallelism in ("Pipeline", "Tensor")
+
+    @property
+    def split_over(self) -> int:
+        """Return the number of ranks of each replica of the model with model parallelism."""
+        return len(self.ranks) // self.replicas
 
     @property
     def shards_model(self) -> bool:

@@ -52,7 +52,8 @@ class ParallelismStrategy(StrEnum):
     def splits_model(self) -> bool:
         """Return True for model parallelism (Pipeline, Tensor): each rank holds a part of the model.
 
-        Each rank then processes the whole batch. Return False for Auto, with which the planner has not decided yet.
+        Each rank then processes the whole batch of its replica. Return False for Auto, with which the planner has not
+        decided yet.
         """
         return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
 
@@ -81,6 +82,14 @@ class Parallelism(ApiModel):
             "(has(self.strategy) && self.strategy == 'Pipeline') == has(self.stages)",
             "parallelism.stages is for parallelism.strategy Pipeline, which needs it: set both, or set neither",
             lambda p: (p.strategy is ParallelismStrategy.PIPELINE) == (p.stages is not None),
+        ),
+        Rule(
+            "replicas",
+            "!has(self.replicas) || self.replicas == 1 || has(self.strategy) && "
+            "self.strategy in ['Pipeline', 'Tensor']",
+            "parallelism.replicas needs parallelism.strategy Pipeline or Tensor: choose one of them, or remove "
+            "replicas (with strategy Auto, the planner chooses their number)",
+            lambda p: (p.replicas or 1) == 1 or p.strategy.splits_model,
         ),
         Rule(
             "microBatches",
@@ -149,17 +158,29 @@ class Parallelism(ApiModel):
     ] = ParallelismStrategy.DATA
     stages: Annotated[
         int | None,
-        Field(ge=2, le=64, description="Number of pipeline stages, and of the job's ranks."),
+        Field(ge=2, le=64, description="Number of pipeline stages, and of the ranks of each replica."),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1024,
+            description="Number of replicas of the model, with Pipeline and Tensor (default: 1). The ranks of a "
+            "replica split the model, and the replicas split each batch, as with data parallelism. The job has stages "
+            "times replicas ranks with Pipeline, and with Tensor a multiple of replicas. With Auto, the planner "
+            "chooses the number.",
+        ),
     ] = None
     micro_batches: Annotated[
         int | None,
         Field(
             ge=1,
             le=4096,
-            description="Number of micro-batches. Pipeline splits each batch into so many (default: four times the "
-            "number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns. With "
-            "Data, Optimizer and Sharded, each rank splits its part of a batch into so many and accumulates their "
-            "gradients; a training script needs t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
+            description="Number of micro-batches. Pipeline splits the batch of each replica into so many (default: "
+            "four times the number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 "
+            "turns. With Data, Optimizer and Sharded, each rank splits its part of a batch into so many and "
+            "accumulates their gradients; a training script needs t.steps(loader, accumulate=True). Default: see "
+            "gradientAccumulation.",
         ),
     ] = None
     gradient_accumulation: Annotated[

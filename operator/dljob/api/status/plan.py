@@ -154,6 +154,10 @@ class PlanStatus(ApiModel):
             "accumulates. Unset if batches are not divided.",
         ),
     ] = None
+    replicas: Annotated[
+        int | None,
+        Field(ge=1, description="Number of replicas of a model that is split over ranks. Unset if there is only one."),
+    ] = None
     precision: Annotated[
         str | None,
         Field(

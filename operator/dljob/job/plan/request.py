@@ -26,7 +26,7 @@ from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage
-from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 
 
 def train_samples(spec: DLJobSpec) -> int:
@@ -140,6 +140,7 @@ def planner_request(
         if spec.optimizer.find_learning_rate
         else None,
         stages=spec.parallelism.stages,
+        replicas=spec.parallelism.replicas or (None if spec.parallelism.strategy is ParallelismStrategy.AUTO else 1),
         micro_batches=micro_batches(spec),
         chooses_micro_batches=chooses_micro_batches(spec),
         may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,

@@ -138,6 +138,7 @@ def plan_status(
         collective=chosen.collective,
         parallelism=parallelism(spec, chosen),
         micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" or chosen.micro_batches > 1 else None,
+        replicas=chosen.replicas if chosen.replicas > 1 else None,
         precision=chosen.precision if decision.precision_reason else None,
         precision_reason=decision.precision_reason,
         activation_checkpointing=chosen.recomputes if decision.recomputation_reason else None,

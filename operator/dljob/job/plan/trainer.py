@@ -201,6 +201,7 @@ def trainer_plan(
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
         parallelism=strategy,
         micro_batches=chosen.micro_batches,
+        replicas=chosen.replicas,
         precision=chosen.precision,
         activation_checkpointing=chosen.recomputes,
         synchronization=spec.parallelism.synchronization.value,

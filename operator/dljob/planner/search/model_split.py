@@ -1,9 +1,9 @@
 """Search for model-parallel plans (strategies Pipeline and Tensor) with equal ranks on one type of device.
 
-If the user requests Pipeline, each stage has one rank. If the user requests Tensor, the planner chooses the fastest
-number of ranks. With strategy Auto, every number of stages that the trainer supports is a candidate beside the
-data-parallel plans. The planner then chooses a model-parallel candidate only if it is better despite the uncertainty
-of its prediction (``objective.best``).
+If the user requests Pipeline, each stage has one rank per replica. If the user requests Tensor, the planner chooses the
+fastest number of ranks. With strategy Auto, every number of stages that the trainer supports is a candidate beside the
+data-parallel plans, and some hybrids (``hybrids``) too. The planner then chooses a model-parallel candidate only if it
+is better despite the uncertainty of its prediction (``objective.best``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, reducing
 from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
 Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
-MICRO_BATCHES_PER_STAGE = 4
-"""Default number of micro-batches for each stage of a pipeline. With p stages, the pipeline bubble is then the fraction
-(p - 1) / (5 p - 1) of the step, which is less than a fifth."""
 KEPT_PER_STRATEGY = 5
 """Number of best candidates of each strategy that ``search`` returns, besides the best of each device type and size."""
+MAX_HYBRID_COUNTS = 5
+"""Maximum number of node counts with which ``search`` tries hybrids, for each way to use a type of device."""
 
 
 def candidates(
@@ -65,8 +65,9 @@ def candidates(
     ]
     if not parts:
         found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
-        most = model.pairs.units if model.pairs is not None else found
+        most, replicas = model.pairs.units if model.pairs is not None else found, request.replicas or 1
         wanted = f"{request.stages} ranks, one per stage" if request.stages else f"2 to {most} ranks"
+        wanted += f", for each of {replicas} replicas" if replicas > 1 else ""
         text = (
             f"found groups with {found} ranks in total; expected {wanted}, in one group: change spec.planning.groups"
             if fixed
@@ -81,9 +82,8 @@ def candidates(
             transient=not fixed,
             refusals=nodes.refusals,
         )
-    return [evaluate(candidate, request, model) for part in parts for candidate in _asked(part, request)], list(
-        nodes.refusals
-    )
+    asked = [candidate for part in parts for candidate in _asked(part, request, model)]
+    return [evaluate(candidate, request, model) for candidate in asked], list(nodes.refusals)
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
@@ -96,15 +96,18 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
         return "not possible: the model has no pairs of linear layers"
-    if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
-        return (
-            f"not possible: tensor parallelism can split this model over at most {model.pairs.units} ranks, and the "
-            f"plan has {part.ranks}"
-        )
-    try:
-        found = [evaluate(candidate, request, model) for candidate in _asked(part, request)]
-    except ValueError as error:
-        return f"not possible: {error}"
+    units = model.pairs.units if model.pairs is not None else 0
+    found, why = list[Choice | Refusal](), ""
+    for candidate in _asked(part, request, model):
+        if candidate.strategy == "Tensor" and candidate.split_over > units:
+            why = f"tensor parallelism can split this model over at most {units} ranks, and the plan has {part.ranks}"
+            continue
+        try:
+            found.append(evaluate(candidate, request, model))
+        except ValueError as error:
+            why = str(error)
+    if not found:
+        return f"not possible: {why}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
 
@@ -118,11 +121,20 @@ def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) ->
     return found if isinstance(found, Refusal) else choice(candidate, request, found)
 
 
-def _asked(part: Part, request: Request) -> list[SplitCandidate]:
-    """Return the ways to split the model over the ranks of ``part`` (a group of nodes) with the requested strategy."""
+def _asked(part: Part, request: Request, model: split.Model) -> list[SplitCandidate]:
+    """Return the ways to split the model over the ranks of ``part`` (a group of nodes) with the requested strategy.
+
+    If the request has no number of replicas, also return the hybrids on these ranks.
+    """
+    replicas = request.replicas or 1
     if request.strategy == "Pipeline":
-        return [SplitCandidate(part, "Pipeline", "MPI", request.micro_batches)]
-    return [SplitCandidate(part, "Tensor", name) for name in _collectives(request, part.option)]
+        name, most = "MPI" if replicas == 1 else reducing(part), -(-request.global_batch // replicas)
+        found = [SplitCandidate(part, "Pipeline", name, min(request.micro_batches, most), replicas)]
+    else:
+        found = [SplitCandidate(part, "Tensor", name, 1, replicas) for name in _collectives(request, part.option)]
+    if request.replicas is None:
+        found += hybrids("Pipeline" if request.strategy == "Pipeline" else "Tensor", part, request, model)
+    return found
 
 
 def equal_parts(
@@ -131,14 +143,19 @@ def equal_parts(
     """Return the groups of nodes to consider. Each has one type of device, and its ranks split the model.
 
     The number of nodes is within ``spec.nodes.min``, ``spec.nodes.max`` and the quota. If the request fixes the number
-    of pipeline stages, the number of nodes follows from it.
+    of pipeline stages, the number of nodes follows from it and from the number of replicas.
     """
-    found = []
+    found, replicas = [], request.replicas or 1
     for pool in nodes.pools:
         for each in largest_layouts(pool, request):
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
-                counts = [request.stages // each.ranks] if request.stages else sorted({*grid(most), request.nodes_min})
+                parts = [*grid(most), request.nodes_min]
+                counts = (
+                    [request.stages * replicas // each.ranks]
+                    if request.stages
+                    else sorted({*parts, *(-(-replicas * count // each.ranks) for count in parts)})
+                )
                 found += [
                     Part(option, n)
                     for n in counts
@@ -152,9 +169,10 @@ def _allowed(request: Request, option: Option, nodes: int) -> bool:
 
 
 def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
+    over, rest = divmod(part.ranks, request.replicas or 1)
     if request.stages:
-        return part.ranks == request.stages
-    return pairs is not None and 2 <= part.ranks <= pairs.units
+        return over == request.stages and not rest
+    return pairs is not None and 2 <= over <= pairs.units and not rest
 
 
 def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]:
@@ -217,6 +235,7 @@ def search(
                 turns = best.micro_batches / part.ranks  # start the search of the next, similar placement here
             else:
                 lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
+        priced += _hybrids(kind, places, request, model)
         devices = {each.candidate.part.option.label for each in priced}
         refusals += [line for label, line in lines.items() if label not in devices]
         found += [choice(candidate, request, prediction) for _, candidate, prediction in _worth_showing(priced)]
@@ -344,6 +363,18 @@ def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -
 def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> _Priced | Refusal:
     found = predict(candidate, request, model)
     return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), candidate, found)
+
+
+def _hybrids(kind: Kind, places: Sequence[tuple[Option, range]], request: Request, model: split.Model) -> list[_Priced]:
+    """Return the hybrids on the most nodes of each option, and on powers of two of them."""
+    found = []
+    for option, counts in places if request.replicas is None else ():
+        some = {counts[-1], *(1 << i for i in range(counts[-1].bit_length()))}
+        for nodes in sorted((n for n in some if n in counts), reverse=True)[:MAX_HYBRID_COUNTS]:
+            for candidate in hybrids(kind, Part(option, nodes), request, model):
+                if (fitting := fewest_micro_batches(candidate, request, model)) is not None:
+                    found.append(_Priced(objective.score(request, fitting[1]), *fitting))
+    return found
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:

@@ -13,6 +13,7 @@ from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.evaluate import Part, describe, evaluate
 from dljob.planner.candidates.options import Option
 from dljob.planner.search import model_split, objective, sharded
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
@@ -87,9 +88,10 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
     if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":
         return []
     lines = []
-    micro_batches = min(model_split.MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
-    pipeline = replace(request, strategy="Pipeline", stages=ranks, micro_batches=micro_batches, collective=None)
-    tensor = replace(request, strategy="Tensor", collective=None)
+    micro_batches = min(MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
+    either = replace(request, replicas=None, collective=None)
+    pipeline = replace(either, strategy="Pipeline", stages=ranks, micro_batches=micro_batches)
+    tensor = replace(either, strategy="Tensor")
     for asked in (pipeline, tensor):
         found = model_split.like(parts[0], asked, workload)
         if isinstance(found, str):

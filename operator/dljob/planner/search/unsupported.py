@@ -1,9 +1,9 @@
 """Search for better plans that the trainer cannot run yet: sharded gradients or parameters, and hybrids.
 
-The plans are those of ``strategies.zero`` (ZeRO-2, ZeRO-3) and ``strategies.model_split`` with several replicas (data
-parallelism combined with pipelines or tensor parallelism), on equal ranks of one type of device. They are never chosen.
-The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS`` numbers of
-nodes.
+The plans are those of ``strategies.zero`` (ZeRO-2, ZeRO-3) and ``hybrids`` (data parallelism combined with pipelines or
+tensor parallelism) of models that the trainer cannot split, on equal ranks of one type of device. They are never
+chosen. The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS``
+numbers of nodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies import zero
-from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts, predict
 from dljob.planner.search import objective
 from dljob.planner.search import sharded as sharding
-from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
-from dljob.planner.types import Choice, Prediction, Refusal, Request, Unsupported
+from dljob.planner.search.hybrids import fewest_micro_batches, hybrids
+from dljob.planner.search.model_split import KINDS
+from dljob.planner.types import Choice, Prediction, Request, Unsupported
 from dljob.planner.types.texts import duration, gibibytes
 
 PAYS = 0.05
@@ -31,9 +31,6 @@ MAX_SHOWN = 2
 """Maximum number of plans in the result. Each is of another kind."""
 MAX_COUNTS = 5
 """Maximum number of node counts to try for each type of device: all nodes, and the largest powers of two below."""
-STAGES, GROUPS = (2, 4, 8, 16, 32), (2, 4, 8)
-"""Numbers of pipeline stages, and of ranks of a tensor-parallel group."""
-
 OptionsOf = Callable[[Pool, Layout, Workload], Sequence[Option]]
 """Function that returns the options to use the nodes of a pool with a layout of ranks and cores for a workload."""
 ZeroStage = Literal[2, 3]
@@ -140,43 +137,10 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
         if sharded is not None:
             p = zero.predict(sharded, request, typed)
             yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p)
-    for candidate in _hybrids(part, request, model):
-        found = _fewest_micro_batches(candidate, request, model)
+    runs = request.model is not None and typed.precision == "FP32" and not typed.recomputes
+    kinds = () if runs and request.no_split_reason is None else KINDS  # the trainer can split built-in models
+    for candidate in (each for kind in kinds for each in hybrids(kind, part, request, model, anywhere=True)):
+        found = fewest_micro_batches(candidate, request, model, divides=request.chooses_micro_batches)
         if found is not None:
             text = f"{found[0].describe()}{how}"
             yield _Found(candidate.strategy, objective.score(request, found[1]), text, found[1])
-
-
-def _hybrids(part: Part, request: Request, model: split.Model) -> Iterator[SplitCandidate]:
-    """Yield the hybrids (data parallelism combined with pipelines or tensor parallelism) on the ranks of ``part``.
-
-    Pipelines have ``MICRO_BATCHES_PER_STAGE`` micro-batches per stage, tensor-parallel groups have one micro-batch.
-    """
-    units = model.pairs.units if model.pairs is not None else 0
-    for size in dict.fromkeys((*STAGES, *GROUPS)):
-        replicas, rest = divmod(part.ranks, size)
-        if rest or not 2 <= replicas <= request.global_batch:
-            continue
-        if size in STAGES and size <= len(model.stages):
-            yield SplitCandidate(part, "Pipeline", "Torch", MICRO_BATCHES_PER_STAGE * size, replicas)
-        if size in GROUPS and size <= min(units, part.option.ranks_per_node):
-            yield SplitCandidate(part, "Tensor", "Torch", 1, replicas)
-
-
-def _fewest_micro_batches(
-    candidate: SplitCandidate, request: Request, model: split.Model
-) -> tuple[SplitCandidate, Prediction] | None:
-    """Return the candidate with at least its own number of micro-batches that fits into memory, and its prediction.
-
-    Return None if none does. Tensor-parallel groups divide batches only if the planner may choose micro-batches.
-    """
-    batch = -(-request.global_batch // candidate.replicas)
-    counts = [k for k in micro_batch_counts(batch, candidate.micro_batches) if k >= min(batch, candidate.micro_batches)]
-    if candidate.strategy == "Tensor" and not request.chooses_micro_batches:
-        counts = [1]
-    for k in counts:
-        tried = candidate.divided(k)
-        found = predict(tried, request, model)
-        if not isinstance(found, Refusal):
-            return tried, found
-    return None

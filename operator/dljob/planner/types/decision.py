@@ -81,7 +81,7 @@ class Group:
     ranks_per_node: int
     shares: tuple[int, ...]
     """Local batch sizes of the group's ``nodes * ranks_per_node`` ranks; 0 for a parameter server. With model
-    parallelism, each rank has the whole batch."""
+    parallelism, each rank has the whole batch of its replica."""
     cpu_per_pod: float
     """Number of CPUs that the ranks of a pod keep busy. The container of the pod should request this number."""
     cores: float = 1.0
@@ -106,6 +106,8 @@ class Choice:
     micro_batches: int = 1
     """Number of micro-batches: those of a pipeline's batch, or those into which each rank divides its part of a batch
     (gradient accumulation). 1 with strategy Tensor."""
+    replicas: int = 1
+    """Number of replicas of the model with model parallelism. With p ranks per replica, rank r is in replica r // p."""
     precision: Precision = "FP32"
     """Number format of forward and backward pass."""
     recomputes: bool = False
@@ -113,7 +115,7 @@ class Choice:
 
     @property
     def splits_model(self) -> bool:
-        """Return True for model parallelism: each rank holds a part of the model and sees the whole batch."""
+        """Return True for model parallelism: each rank holds a part of a replica and sees all of its samples."""
         return self.strategy in ("Pipeline", "Tensor")
 
     @property

@@ -125,6 +125,8 @@ class Request:
     """With Auto, the reason why model parallelism is not allowed; None if it is allowed."""
     stages: int | None = None
     """Number of pipeline stages that the user requests; None if the user requests no number."""
+    replicas: int | None = 1
+    """Number of replicas of a model that is split; None if the planner chooses it (strategy Auto)."""
     micro_batches: int = 1
     """Number of micro-batches of a pipeline. In data-parallel plans, also the number of micro-batches whose gradients
     are accumulated, unless ``chooses_micro_batches`` is true."""

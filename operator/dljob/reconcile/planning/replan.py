@@ -204,6 +204,7 @@ def layout(accepted: StoredPlan) -> object:
         places,
         plan.parallelism,
         plan.micro_batches,
+        plan.replicas,
         plan.precision,
         plan.activation_checkpointing,
         "measured" if plan.measure_collective else plan.collective,

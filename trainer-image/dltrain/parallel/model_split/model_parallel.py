@@ -1,6 +1,8 @@
 """Common base of pipeline and tensor parallelism: each rank holds a part of the model and processes all samples.
 
 Ranks sum only the shared numbers (the tail, see ``buffer_tail``) and gradients of parameters that several ranks have.
+With several replicas of the model, each processes a part of the batch, and ranks with the same part of the model sum
+their gradients as with data parallelism (``replicas``).
 The script's model object is modified: its parameters become this rank's parts, which may be empty. The script's
 optimizer then contains only this rank's parameters.
 
@@ -19,12 +21,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dltrain.batch.sampling import Part, Sampler
-from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
+from dltrain.parallel.model_split.replicas import Replicas
+from dltrain.parallel.placement import Copies
 from dltrain.timing.stopwatch import Lap
 
 
@@ -43,6 +46,7 @@ Held = Mapping[str, Cut | None]
 """Name of a parameter → the part of this parameter that a rank has. None: the rank has the whole parameter.
 
 Parameters of which the rank has nothing are absent."""
+_ONE_BUCKET = 2**62
 
 
 class ModelParallel(DataParallel):
@@ -55,15 +59,17 @@ class ModelParallel(DataParallel):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        process_group: ProcessGroup,
+        replicas: Replicas,
         held_by: Callable[[int], Held],
         tail: int,
+        bucket_nbytes: int = _ONE_BUCKET,
     ) -> None:
         """Split ``model`` and ``optimizer``, so that this rank has only its part.
 
-        ``held_by``: returns the parts of parameters that a rank with the given number has. ``tail``: number of values
-        that ranks share at every step. Raise ValueError for a model with buffers or with two names for one parameter,
-        or an optimizer with state.
+        ``held_by``: returns the parameters, or parts of them, that part i of the model has. ``tail``: number of values
+        that ranks share at every step. ``bucket_nbytes``: maximum size of the parts in which gradients are summed over
+        replicas. Raise ValueError for a model with buffers or with two names for one parameter, or an optimizer with
+        state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
@@ -74,15 +80,19 @@ class ModelParallel(DataParallel):
                 "state; expected neither, because this parallelism strategy splits only parameters. Use another "
                 "strategy"
             )
-        self._process_group, self._held_by = process_group, held_by
+        self.replicas, self._held_by = replicas, held_by
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
         """Shapes of the whole model's tensors."""
-        self._held = held_by(process_group.rank)
-        before = [held_by(rank) for rank in range(process_group.rank)]
-        self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
+        self._held = held_by(replicas.part)
+        before = [held_by(part) for part in range(replicas.part)]
+        self._reported = {
+            name
+            for name, cut in (self._held.items() if replicas.index == 0 else ())
+            if cut is not None or not any(name in held for held in before)
+        }
         """Names of the parameters that this rank contributes to checkpoints and norms.
 
-        If several ranks have the same whole parameter, the lowest of these ranks contributes it.
+        If several ranks have the same part or the same whole parameter, the lowest of these ranks contributes it.
         """
         with torch.no_grad():
             for name, parameter in named.items():
@@ -97,16 +107,22 @@ class ModelParallel(DataParallel):
         self._members = [name for group in self._groups for name in group]
         for group, members in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = [self._own[name] for name in members if name in self._own]
-        super().__init__(self._own.values(), SingleRank, 2**62, tail)
-        self.retire()  # hooks are not needed: each micro-batch has a backward pass, without a reduction after it
+        super().__init__(self._own.values(), replicas.summing, bucket_nbytes, tail)
+        if replicas.count == 1:
+            self.retire()  # hooks are not needed: each micro-batch has a backward pass, without a reduction after it
 
     # Methods of a step
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        return sampler.part(step, [1], 0)
+        return self.replicas.batch(sampler, step)
 
     def replicated(self, model: nn.Module) -> list[Tensor]:
         return []
+
+    def copies(self) -> Copies | None:
+        if self.replicas.count == 1:
+            return None
+        return Copies(self.replicas.peers, self.replicas.numbers_of_peers, list(self._own.values()))
 
     def finish(self) -> list[float]:
         """Complete the gradients of this rank's parameters after the step's backward passes.
@@ -115,13 +131,17 @@ class ModelParallel(DataParallel):
         lost.
         """
         assert self._open, "begin comes before finish"
+        if self.replicas.count == 1:
+            self._open = False
+            for index in range(len(self.buffer.parameters)):
+                self.buffer.adopt(index)
+            shared = self.buffer.tail.tolist()
+        else:
+            shared = super().finish()  # summed over the ranks with the same part of the model
         began = time.perf_counter()
-        self._open = False
-        for index in range(len(self.buffer.parameters)):
-            self.buffer.adopt(index)
         self.complete_gradients()
-        shared = self._process_group.sum(self.buffer.tail.tolist())
-        self.exposed_s = time.perf_counter() - began + self.waited.wall_s
+        shared = self.replicas.sum(shared)
+        self.exposed_s += time.perf_counter() - began
         gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
         self.square = square_of(gradients)
         return shared
@@ -133,9 +153,14 @@ class ModelParallel(DataParallel):
         if a rank is lost.
         """
 
+    def abandon(self) -> None:
+        super().abandon()
+        self.replicas.abandon()
+
     def _wait(self, seconds: float) -> None:
         """Add ``seconds`` to the time that this step spent waiting for other ranks."""
         self._waited += Lap(seconds)
+        self.exposed_s += seconds
 
     def gradient_norm(self) -> float:
         """Return the norm of the gradients of this rank's parameters.
@@ -222,8 +247,8 @@ class ModelParallel(DataParallel):
 
         whole: dict[str, Tensor] = {}
         content = save({entry: tensor.detach().cpu().contiguous() for entry, tensor in mine.items()})
-        for rank, part in enumerate(collect(self._process_group, content)):
-            held = self._held_by(rank)
+        for rank, part in enumerate(collect(self.replicas.whole, content)):
+            held = self._held_by(rank % self.replicas.parts)
             for entry, tensor in load(part).items():
                 shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
                 if part_of is None or tensor.dim() != len(shape):  # or a scalar such as Adam's ``step``

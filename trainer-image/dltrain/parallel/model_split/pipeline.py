@@ -1,4 +1,4 @@
-"""Pipeline parallelism: rank s has stage s of the model, and micro-batches pass from stage to stage.
+"""Pipeline parallelism: rank s of a replica has stage s of the model, and micro-batches pass from stage to stage.
 
 Each rank sends activations to the next rank and gradients to the previous one. Both go through main memory, because the
 MPI of the trainer image cannot read GPU memory. Messages are divided into segments so small that MPI sends them
@@ -7,6 +7,7 @@ without a handshake, while the sender computes.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.layers import layers_of
 from dltrain.parallel.model_split.model_parallel import Held, ModelParallel
 from dltrain.parallel.model_split.pipeline_stages import costs, cut, sizes, turns
+from dltrain.parallel.model_split.replicas import Replicas
 from dltrain.protocol.errors import BadInputError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
@@ -93,6 +95,8 @@ class Neighbours:
 class Pipeline(ModelParallel):
     """One pipeline stage. ``run`` processes a batch forward and backward, together with all other stages."""
 
+    sums_in_backward = False  # a stage first sends the gradient of its input to the stage before
+
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
     ):
@@ -101,13 +105,14 @@ class Pipeline(ModelParallel):
         Raise BadInputError if there are more stages than layers with parameters. ``tail``: number of values that ranks
         share at every step.
         """
+        replicas = Replicas(plan, process_group)
         try:
             known = costs(model, sample)
-            self.begins = cut(known, process_group.size)
+            self.begins = cut(known, replicas.parts)
         except ValueError as error:
             expected = f"a model that can be split into this many stages ({error})"
             remedy = "use fewer stages"
-            raise BadInputError("spec.parallelism.stages", str(process_group.size), expected, remedy) from None
+            raise BadInputError("spec.parallelism.stages", str(replicas.parts), expected, remedy) from None
         layers = layers_of(model)
         ends = [*self.begins[1:], len(layers)]
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -117,11 +122,11 @@ class Pipeline(ModelParallel):
             return {names[parameter]: None for layer in part for parameter in layer.parameters}
 
         self._dtype, self._device = next(model.parameters()).dtype, sample.device
-        super().__init__(model, optimizer, process_group, held_by, tail)
-        self.stage, self.stages, self.micro_batches = process_group.rank, process_group.size, plan.micro_batches
+        super().__init__(model, optimizer, replicas, held_by, tail, plan.bucket_nbytes)
+        self.stage, self.stages, self.micro_batches = replicas.part, replicas.parts, plan.micro_batches
         self._layers = layers[self.begins[self.stage] : ends[self.stage]]
         self._shape_in = known[self.begins[self.stage] - 1].output if self.stage else ()
-        self._neighbours = Neighbours(duplicate(process_group.comm), plan.segment_nbytes, self._wait)
+        self._neighbours = Neighbours(duplicate(replicas.own.comm), plan.segment_nbytes, self._wait)
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
@@ -135,7 +140,7 @@ class Pipeline(ModelParallel):
         for name in self.shapes:
             holders = [stage for stage in range(self.stages) if name in held[stage]]
             if len(holders) > 1:
-                comm = self._process_group.comm.Split(int(self.stage in holders), self.stage)
+                comm = self.replicas.own.comm.Split(int(self.stage in holders), self.stage)
                 if self.stage in holders:
                     room = torch.empty(self._own[name].numel(), dtype=self._dtype)
                     found.append((self._own[name], MpiAllreduce(comm, [room])))
@@ -164,12 +169,13 @@ class Pipeline(ModelParallel):
                 total = outs[i].detach() + (total if total is not None else 0)
                 continue
             out, begin = outs.pop(i), ins.pop(i)
+            gradient = None
             if self.stage < self.stages - 1:
-                gradient = torch.empty(out.shape, dtype=out.dtype)
-                self._neighbours.receive(gradient, self.stage + 1)
-                torch.autograd.backward(out, gradient.to(self._device))
-            else:
-                torch.autograd.backward(out)
+                room = torch.empty(out.shape, dtype=out.dtype)
+                self._neighbours.receive(room, self.stage + 1)
+                gradient = room.to(self._device)
+            with nullcontext() if i == len(parts) - 1 else self.accumulating():
+                torch.autograd.backward(out, gradient)
             if self.stage:
                 assert begin.grad is not None, "the stage's input requires a gradient"
                 self._neighbours.send(begin.grad, self.stage - 1)
@@ -210,6 +216,7 @@ class Pipeline(ModelParallel):
             parameter.grad.copy_(tie.buffers[0].view(parameter.shape))
 
     def abandon(self) -> None:
+        super().abandon()
         revoke(self._neighbours.comm)
         for _, tie in self._tied:
             tie.abandon()

@@ -22,18 +22,19 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 from dltrain.models.layers import Pair, pairs_of
 from dltrain.parallel.model_split.model_parallel import Cut, Held, ModelParallel
+from dltrain.parallel.model_split.replicas import Replicas
 from dltrain.protocol.errors import BadInputError
 
 
 class ActivationAllReduce:
-    """All-reduce of activations over all ranks with the plan's collective. There is one buffer for each size and dtype.
+    """All-reduce of activations over the ranks of a replica with the plan's collective.
 
-    The backward pass uses it for the gradients of activations, too.
+    There is one buffer for each size and dtype. The backward pass uses it for the gradients of activations, too.
     """
 
-    def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
+    def __init__(self, plan: Plan, replicas: Replicas, on_time: Callable[[float], None]) -> None:
         """Prepare the all-reduce. ``on_time``: called with the duration of each all-reduce in seconds."""
-        self._plan, self._process_group, self._on_time = plan, process_group, on_time
+        self._plan, self._replicas, self._on_time = plan, replicas, on_time
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
@@ -48,10 +49,10 @@ class ActivationAllReduce:
             plan = self._plan
             self._by_size[key] = choose(
                 plan.collective,
-                self._process_group.comm,
+                self._replicas.own.comm,
                 [room],
                 segment_nbytes=plan.segment_nbytes,
-                host=plan.ranks[0].host,
+                host=self._replicas.host,
             )
         collective = self._by_size[key]
         (room,) = collective.buffers
@@ -130,7 +131,7 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """Tensor parallelism: every rank processes all samples with a part of the model.
+    """Tensor parallelism: every rank of a replica processes all its samples with a part of the model.
 
     A rank has some attention heads or hidden features of each pair of linear layers, and all other layers.
     """
@@ -143,20 +144,26 @@ class TensorParallel(ModelParallel):
         Raise BadInputError if the model has no pair of linear layers, or a pair with fewer units than ranks. ``tail``:
         number of values that ranks share at every step.
         """
-        pairs = pairs_of(model)
-        units = min((pair.units for pair in pairs), default=0)
-        if units < process_group.size:
+        pairs, replicas = pairs_of(model), Replicas(plan, process_group)
+        units, parts = min((pair.units for pair in pairs), default=0), replicas.parts
+        if units < parts:
             raise BadInputError(
                 "spec.parallelism.strategy",
-                f"Tensor on {process_group.size} ranks, with a pair of linear layers of {units} units"
+                f"Tensor on {parts} ranks, with a pair of linear layers of {units} units"
                 if pairs
                 else "Tensor, with a model without a pair of linear layers",
-                f"pairs of linear layers with at least {process_group.size} hidden units, one for each rank",
-                "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
+                f"pairs of linear layers with at least {parts} hidden units, one for each rank",
+                "choose another strategy, fewer nodes, or more spec.parallelism.replicas"
+                if pairs
+                else "choose another model or strategy",
             )
-        whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}
-        super().__init__(model, optimizer, process_group, lambda rank: whole[rank], tail)
-        self._summing = ActivationAllReduce(plan, process_group, self._wait)
+        whole = {part: cuts_of(model, pairs, part, parts) for part in range(parts)}
+        # Collectives add the numbers of a bucket in an order that depends on their place in it. All ranks must get the
+        # same bits for parameters that they have whole. With parts of different sizes, only buckets of a parameter each
+        # have equal places on all ranks.
+        uneven = any(pair.units % parts for pair in pairs)
+        super().__init__(model, optimizer, replicas, whole.__getitem__, tail, 1 if uneven else plan.bucket_nbytes)
+        self._summing = ActivationAllReduce(plan, replicas, self._wait)
         for pair in pairs:
             _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)
 
@@ -164,6 +171,7 @@ class TensorParallel(ModelParallel):
         return [own for name, own in self._own.items() if self._held[name] is None]
 
     def abandon(self) -> None:
+        super().abandon()
         self._summing.abandon()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Rules of a DLJobSpec about forward and backward pass: ``precision`` and ``activationCheckpointing``."""
+"""Rules of a DLJobSpec about forward and backward pass: precision, activation checkpointing, batches of replicas."""
 
 from dljob.api.base import Rule
 from dljob.api.compatibility import COMPATIBLE, Condition, chosen
@@ -29,6 +29,18 @@ _HAS_BLOCKS = Condition(
 )
 
 COMPUTATION_RULES = (
+    Rule(
+        "parallelism.replicas",
+        "!has(self.parallelism) || !has(self.parallelism.replicas) || !has(self.globalBatchSize) || "
+        "self.parallelism.replicas <= self.globalBatchSize",
+        "parallelism.replicas must not exceed globalBatchSize, because each replica needs a sample: lower "
+        "parallelism.replicas or raise globalBatchSize",
+        lambda s: (
+            s.parallelism.replicas is None
+            or s.global_batch_size is None
+            or s.parallelism.replicas <= s.global_batch_size
+        ),
+    ),
     Rule(
         "precision",
         f"!has(self.precision) || ({_PRECISION_FRAMEWORK.cel})",

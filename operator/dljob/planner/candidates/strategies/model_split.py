@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
 from typing import Literal
 
+from dlcontract import replica_batches
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import model_split as split
 from dljob.perf.step.communication import Link, allreduce_s
@@ -42,7 +43,8 @@ class SplitCandidate:
 
     ``collective``: algorithm of the all-reduce between tensor-parallel ranks; not used by a pipeline.
     ``micro_batches``: number of micro-batches of each batch in a pipeline; 1 with tensor parallelism, unless it is a
-    hybrid. ``replicas``: number of replicas of the model; the trainer can run only one.
+    hybrid. ``replicas``: number of replicas of the model. ``anywhere``: True if the ranks of a replica need not be
+    beside each other. The trainer runs only hybrids whose ranks are, and without micro-batches of Tensor.
     """
 
     part: Part
@@ -50,6 +52,7 @@ class SplitCandidate:
     collective: CollectiveName
     micro_batches: int = 1
     replicas: int = 1
+    anywhere: bool = False
 
     @property
     def split_over(self) -> int:
@@ -65,7 +68,8 @@ class SplitCandidate:
         if self.replicas > 1:
             how = "pipelines of {} stages" if self.strategy == "Pipeline" else "tensor-parallel groups of {} ranks"
             accumulated = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-            return f"{describe([self.part])}, {self.replicas} {how.format(self.split_over)}{accumulated}"
+            reducing = "" if self.anywhere else f", {self.collective}"
+            return f"{describe([self.part])}, {self.replicas} {how.format(self.split_over)}{accumulated}{reducing}"
         if self.strategy == "Tensor":
             return f"{describe([self.part])}, Tensor, {self.collective}"
         return f"{describe([self.part])}, Pipeline of {self.part.ranks} stages, {self.micro_batches} micro-batches"
@@ -162,16 +166,26 @@ def prediction_of(
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:
-    """Return the candidate as a possible plan with the given prediction. Each rank's local batch is the whole batch."""
+    """Return the candidate as a possible plan with the given prediction.
+
+    The local batch of a rank is the whole batch of its replica.
+    """
     part, option = candidate.part, candidate.part.option
-    each = option.ranks_per_node
+    each, batches = option.ranks_per_node, replica_batches(request.global_batch, candidate.replicas)
+    shares = tuple(batch for batch in batches for _ in range(candidate.split_over))
     group = Group(
         group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, each,
-        (request.global_batch,) * part.ranks, each * (1.0 if option.pool.is_gpu else option.cores),
+        shares, each * (1.0 if option.pool.is_gpu else option.cores),
         1.0 if option.pool.is_gpu else option.cores,
     )  # fmt: skip
     return Choice(
-        candidate.describe(), (group,), candidate.collective, prediction, candidate.strategy, candidate.micro_batches
+        candidate.describe(),
+        (group,),
+        candidate.collective,
+        prediction,
+        candidate.strategy,
+        candidate.micro_batches,
+        candidate.replicas,
     )
 
 
@@ -248,9 +262,9 @@ def placements(candidate: SplitCandidate) -> list[Placement]:
     """Return the ways to place the ranks of each replica on nodes with g ranks each.
 
     The first one has the p ranks of a replica beside each other. So on each node, min(p, g) groups of ranks reduce
-    gradients and share the node's network. If the number of replicas is a multiple of g, there is another one, in which
-    all ranks of a node hold the same stage: gradients stay within few nodes, and the g messages of a node share its
-    network.
+    gradients and share the node's network. With ``candidate.anywhere``, and if the number of replicas is a multiple of
+    g, there is another one, in which all ranks of a node hold the same stage: gradients stay within few nodes, and the
+    g messages of a node share its network.
     """
     part, option, p, d = candidate.part, candidate.part.option, candidate.split_over, candidate.replicas
     g = option.ranks_per_node
@@ -260,7 +274,7 @@ def placements(candidate: SplitCandidate) -> list[Placement]:
     messages, spread = message_link_of([option], ceil(p / g))
     nodes = min(part.nodes, ceil(d / max(1, g // p)))
     found = [Placement(messages, _shared(link_of([option], nodes)[0], min(p, g) if nodes > 1 else 1), nodes, spread)]
-    if d % g == 0 and g > 1 and part.nodes > 1:
+    if candidate.anywhere and d % g == 0 and g > 1 and part.nodes > 1:
         between, spread = message_link_of([option], part.nodes)
         found.append(Placement(_shared(between, g), link_of([option], d // g)[0], d // g, spread))
     return found

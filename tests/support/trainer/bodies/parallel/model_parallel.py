@@ -2,10 +2,12 @@
 
 Their checkpoints agree too, and each can resume from the other's.
 
-Arguments: ranks, and a folder for checkpoints.
+Arguments: ranks, a folder for checkpoints and, with several replicas of the model, their number, and "resumes" to
+check only checkpoints.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dlcontract import CheckpointRef
+from dlcontract import CheckpointRef, replica_batches
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.checkpoint.store import MODEL, OPTIMIZER
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models import InputShape, build
 from dltrain.parallel.model_split.pipeline import Pipeline
-from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.errors import BadInputError, ParametersDivergedError
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
@@ -33,7 +35,10 @@ from support.trainer.bodies.harness import (
 )
 from support.trainer.plans import make_plan
 
+REPLICAS = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 STEPS, BATCH, SAMPLES = 6, 12, 30
+if REPLICAS > 1:
+    BATCH, SAMPLES = 13, 27  # replicas get unequal parts, and the last batch of an epoch has a single sample
 DIGITS, TOKENS = InputShape((1, 8, 8), 10), InputShape((8,), 16, tokens=True)
 MODELS = {
     "mlp": DIGITS,
@@ -79,13 +84,20 @@ def split(
     steps: int,
     optimizer: MakeOptimizer,
     folder: Path | None,
+    stepped: Callable[[nn.Module, int], object] = lambda net, step: None,
     **plan: Any,
 ) -> tuple[dict[str, Tensor], Tensor, Trainer]:
-    """Train on all ranks. Return, on rank 0, the parameters after ``steps`` by name and the first gradient."""
+    """Train on all ranks. Return, on rank 0, the parameters after ``steps`` by name and the first gradient.
+
+    ``stepped`` is called with the model and the number of the step after each step.
+    """
     net, samples = model(name, dtype), data(name, dtype)
+    parts = group.size // REPLICAS
+    shares = [share for share in replica_batches(BATCH, REPLICAS) for _ in range(parts)]
     made = make_plan(
-        group.size, shares=[BATCH] * group.size, global_batch=BATCH, min_ranks=group.size, steps=steps,
-        segment_nbytes=1024, checkpoint=CheckpointRef(enabled=folder is not None, directory=str(folder), interval_s=1e6), **plan,
+        group.size, shares=shares, global_batch=BATCH, min_ranks=group.size, steps=steps, replicas=REPLICAS,
+        compare_steps=1, bucket_nbytes=4096, segment_nbytes=1024,
+        checkpoint=CheckpointRef(enabled=folder is not None, directory=str(folder), interval_s=1e6), **plan,
     )  # fmt: skip
     trainer = Trainer(made, group, quiet(), torch.device("cpu"), "cpu")
     net, opt = trainer.wrap(net, optimizer(net), sample=samples[0][:1])
@@ -96,6 +108,7 @@ def split(
         else:
             mean_loss(net(x), y).backward()
         opt.step()
+        stepped(net, trainer.step)
         if trainer.step == 1:
             values = {parameter: parameter.data for parameter in net.parameters()}
             for parameter in values:
@@ -184,10 +197,44 @@ def check_rejections(group: ProcessGroup, folder: Path) -> None:
             raise AssertionError(f"{name} with {plan} was accepted")
 
 
+def check_replicas(group: ProcessGroup, pipeline: dict[str, Any], tensor: dict[str, Any], folder: Path) -> None:
+    """Replicas of a split model learn the same as one process. Each of their ranks compares its parameters."""
+    if "resumes" in sys.argv:
+        for plan in (pipeline, tensor):
+            check_resume(group, "gpt-mini", "Adam", folder / f"resume-{plan['parallelism']}", **plan)
+            print_on_rank_0(group, f"{plan['parallelism']} resumes from checkpoints")
+        return
+    for plan, names in ((pipeline, ["digits-cnn", "gpt-mini"]), (tensor, ["mlp", "gpt-mini"])):
+        for name in names:
+            if group.size // REPLICAS > 2 and name == "gpt-mini" and plan is pipeline:
+                continue
+            text = check(group, name, torch.float64, "momentum" if name == "gpt-mini" else "Adam", **plan)
+            print_on_rank_0(group, f"{plan['parallelism']} {name}, {REPLICAS} replicas: gradient off by {text}")
+    check_differing_replicas(group, tensor)
+
+
+def check_differing_replicas(group: ProcessGroup, plan: dict[str, Any]) -> None:
+    """Parts of one replica that change are found, although no other rank of this replica has these parts."""
+
+    def change(net: nn.Module, step: int) -> None:
+        if step == 2 and group.rank >= group.size // REPLICAS:
+            next(parameter for parameter in net.parameters() if parameter.numel()).data.view(-1)[0] += 1
+
+    try:
+        split(group, "mlp", torch.float64, STEPS, OPTIMIZERS["momentum"], None, change, **plan)
+    except ParametersDivergedError as error:
+        assert "after step 2, parameters of rank" in str(error), error
+        print_on_rank_0(group, "differing replicas are found")
+
+
 def main() -> None:
     group, folder = start_process_group(), Path(sys.argv[2])
     pipeline = {"parallelism": "Pipeline", "micro_batches": 5}
     tensor = {"parallelism": "Tensor", "collective": "Ring"}
+    if REPLICAS > 1:
+        check_replicas(group, pipeline, tensor, folder)
+        group.close()
+        return
     for plan, names in ((pipeline, list(MODELS)), (tensor, ["mlp", "lenet", "gpt-mini"])):
         for name in names if group.size == 2 else ["gpt-mini"]:
             for dtype in BOUND if (name, group.size) == ("gpt-mini", 2) else (torch.float64,):

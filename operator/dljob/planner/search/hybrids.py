@@ -1,0 +1,63 @@
+"""Hybrids: data parallelism combined with pipelines or tensor parallelism, on equal ranks of one type of device.
+
+The search is small: for each group of nodes, a few numbers of ranks per replica, and the fewest micro-batches that fit.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from dljob.perf.step import model_split as split
+from dljob.planner.candidates.evaluate import Part
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts, predict
+from dljob.planner.types import CollectiveName, Prediction, Refusal, Request
+
+MICRO_BATCHES_PER_STAGE = 4
+"""Default number of micro-batches for each stage of a pipeline. With p stages, the pipeline bubble is then the fraction
+(p - 1) / (5 p - 1) of the step, which is less than a fifth."""
+STAGES, GROUPS = (2, 4, 8, 16, 32), (2, 4, 8)
+"""Numbers of pipeline stages, and of ranks of a tensor-parallel group."""
+
+
+def reducing(part: Part) -> CollectiveName:
+    """Return the collective with which ranks that hold the same part of a model sum its gradients."""
+    return "Torch" if part.option.pool.is_gpu else "Ring"
+
+
+def hybrids(
+    kind: Literal["Pipeline", "Tensor"], part: Part, request: Request, model: split.Model, *, anywhere: bool = False
+) -> Iterator[SplitCandidate]:
+    """Yield the hybrids on the ranks of ``part``, with at least two replicas.
+
+    Pipelines have ``MICRO_BATCHES_PER_STAGE`` micro-batches per stage. Tensor-parallel groups have one micro-batch and,
+    on GPUs, lie within a node. ``anywhere``: see ``SplitCandidate``.
+    """
+    units = model.pairs.units if model.pairs is not None else 0
+    most = len(model.stages) if kind == "Pipeline" else units
+    if kind == "Tensor" and part.option.pool.is_gpu:
+        most = min(most, part.option.ranks_per_node)
+    for size in STAGES if kind == "Pipeline" else GROUPS:
+        replicas, rest = divmod(part.ranks, size)
+        if rest or size > most or not 2 <= replicas <= request.global_batch:
+            continue
+        batch = -(-request.global_batch // replicas)
+        micro_batches = 1 if kind == "Tensor" else min(MICRO_BATCHES_PER_STAGE * size, batch)
+        yield SplitCandidate(part, kind, request.collective or reducing(part), micro_batches, replicas, anywhere)
+
+
+def fewest_micro_batches(
+    candidate: SplitCandidate, request: Request, model: split.Model, *, divides: bool = False
+) -> tuple[SplitCandidate, Prediction] | None:
+    """Return the candidate with at least its own number of micro-batches that fits into memory, and its prediction.
+
+    Return None if none does. ``divides``: True if tensor-parallel groups may divide batches too.
+    """
+    batch = -(-request.global_batch // candidate.replicas)
+    counts = [k for k in micro_batch_counts(batch, candidate.micro_batches) if k >= min(batch, candidate.micro_batches)]
+    if candidate.strategy == "Tensor" and not divides:
+        counts = [1]
+    for k in counts:
+        tried = candidate.divided(k)
+        found = predict(tried, request, model)
+        if not isinstance(found, Refusal):
+            return tried, found
+    return None

@@ -1,0 +1,113 @@
+"""Tests of hybrids: replicas of a model whose ranks split it, as requested and as the planner's own choice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlcontract import replica_batches
+from dljob.cluster import ClusterView
+from dljob.perf.step import model_split as split
+from dljob.planner import Choice, Infeasible, Request, plan
+from dljob.planner.candidates.request_workload import workload_of
+from dljob.planner.search import objective
+from support.planner_questions import A100, decided, rejected, view
+
+RESNET50 = Request(
+    job="j", global_batch=64, total_steps=100, model="resnet50", dataset="synthetic-images", strategy="Auto",
+    replicas=None,
+)  # fmt: skip
+GPT = replace(RESNET50, model="gpt-mini", dataset="synthetic-tokens")
+MLP = replace(RESNET50, model="mlp", dataset=None)
+
+
+def cpus(count: int, bandwidth: str = "1.25G", memory: str = "4Gi") -> ClusterView:
+    return view({"count": count, "cpu": 2, "memory": memory, "bandwidth": bandwidth})
+
+
+def assert_runnable(request: Request, found: Choice) -> None:
+    """Assert that a plan with model parallelism fulfils what the contract and the trainer require."""
+    (group,) = found.groups
+    model, (over, rest) = split.cut_up(workload_of(request)), divmod(len(group.shares), found.replicas)
+    batches = replica_batches(request.global_batch, found.replicas)
+    assert not rest and over >= 2 and min(batches) >= 1
+    assert group.shares == tuple(batch for batch in batches for _ in range(over))
+    if found.strategy == "Pipeline":
+        assert over <= len(model.stages) and found.collective == ("MPI" if found.replicas == 1 else "Ring")
+        assert 1 <= found.micro_batches <= max(batches)
+    else:
+        assert model.pairs is not None and over <= model.pairs.units and found.micro_batches == 1
+
+
+class TestAuto:
+    @settings(deadline=None, max_examples=40)
+    @given(
+        st.sampled_from([RESNET50, GPT, MLP]),
+        st.sampled_from([2, 3, 4, 6, 8, 12]),
+        st.sampled_from(["1M", "12.5M", "1.25G"]),
+        st.sampled_from([None, 2**30, 2**31]),
+        st.sampled_from([1, 5, 64, 256]),
+        st.sampled_from(["Time", "Energy", "Cost"]),
+    )
+    def test_hybrids_are_runnable_and_make_no_plan_worse(
+        self, base: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any
+    ) -> None:
+        request = replace(
+            base, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize, candidates_kept=100
+        )
+        cluster = cpus(nodes, bandwidth)
+        found, without = (plan(each, cluster, {}) for each in (request, replace(request, replicas=1)))
+        if isinstance(found, Infeasible):
+            assert isinstance(without, Infeasible)
+            return
+        for each in found.candidates:
+            if each.splits_model:
+                assert_runnable(request, each)
+        if not isinstance(without, Infeasible):
+            assert min(objective.score(request, c.prediction) for c in found.candidates) <= min(
+                objective.score(request, c.prediction) for c in without.candidates
+            )
+
+    def test_replicas_of_a_model_that_no_node_can_hold(self) -> None:
+        """A pipeline over all nodes is idle longer, and more samples pass each of its stages."""
+        request = replace(GPT, global_batch=192, memory_per_pod_nbytes=900 * 2**20)
+        assert rejected(replace(request, strategy="Data"), cpus(8)).reason == "DoesNotFit"
+        alone = decided(replace(request, replicas=1), cpus(8)).chosen
+        found = decided(request, cpus(8)).chosen
+        assert found.splits_model and found.replicas > 1, found.summary
+        assert found.prediction.step_s < alone.prediction.step_s
+        assert f", {found.replicas} pipelines of " in found.summary and found.summary.endswith(", Ring")
+
+    def test_they_are_not_named_as_plans_that_the_trainer_cannot_run(self) -> None:
+        asked = replace(GPT, asks_unsupported=True)
+        cluster = view({"count": 4, "device": A100, "devices": 8, "cpu": 64, "memory": "512Gi", "bandwidth": "25G"})
+        assert not any("pipelines of" in each.summary for each in decided(asked, cluster).unsupported)
+
+
+class TestRequested:
+    @pytest.mark.parametrize(("stages", "replicas", "batch"), [(2, 3, 64), (3, 2, 7), (2, 4, 4)])
+    def test_pipelines(self, stages: int, replicas: int, batch: int) -> None:
+        request = replace(
+            RESNET50, strategy="Pipeline", stages=stages, replicas=replicas, micro_batches=4, global_batch=batch
+        )
+        chosen = decided(request, cpus(8)).chosen
+        assert (chosen.replicas, len(chosen.groups[0].shares)) == (replicas, stages * replicas)
+        assert_runnable(request, chosen)
+
+    def test_tensor_parallel_groups(self) -> None:
+        request = replace(GPT, strategy="Tensor", replicas=2)
+        chosen = decided(request, cpus(8)).chosen
+        assert chosen.replicas == 2
+        assert_runnable(request, chosen)
+
+    def test_too_few_nodes(self) -> None:
+        request = replace(RESNET50, strategy="Pipeline", stages=2, replicas=3, micro_batches=4)
+        why = rejected(request, cpus(5))
+        assert "found room for" in why.message and "2 ranks, one per stage, for each of 3 replicas" in why.message
+
+    def test_one_replica_is_the_plan_without_replicas(self) -> None:
+        request = replace(RESNET50, strategy="Pipeline", stages=2, replicas=1, micro_batches=4)
+        chosen = decided(request, cpus(4)).chosen
+        assert chosen.replicas == 1 and chosen.collective == "MPI"
