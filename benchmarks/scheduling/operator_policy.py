@@ -41,6 +41,7 @@ from dljob.scheduling import (
     gain,
     in_order_of_ends,
     interval,
+    latest_start,
     shadow,
     start_in_s,
     start_up,
@@ -91,14 +92,17 @@ class Operator:
 
     Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
     together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
-    ``Together``. ``clairvoyant``: the assignment knows true run times.
+    ``Together``. ``clairvoyant``: the assignment knows true run times. ``finish_by``: the order of the queue knows the
+    deadlines, as those of jobs with ``spec.scheduling.finishBy``.
     """
 
     spread: float
     together: bool = False
     all_jobs: bool = False
     clairvoyant: bool = False
+    finish_by: bool = False
     tick_s: float = 60.0
+    now_s: float = 0.0
     placed: dict[str, Placed] = field(default_factory=dict)
     moved_s: dict[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -110,6 +114,7 @@ class Operator:
             self.ledger.put_node(node.name, NodeCapacity(node, total))
 
     def decide(self, now_s: float, active: Sequence[State]) -> Mapping[str, Run | None]:
+        self.now_s = now_s
         states = {state.job.name: state for state in active}
         for gone in self.placed.keys() - states.keys():
             self._release(gone)
@@ -164,7 +169,15 @@ class Operator:
         mine, total = Requests(0, 0, held[state.job.namespace]), self.ledger.total()
         part = dominant_share(mine, Requests(0, 0, total.devices))
         created = EPOCH + timedelta(seconds=state.job.arrival_s)
-        return QueuedJob((state.job.namespace, state.job.name), state.job.name, 0, part, created)
+        return QueuedJob((state.job.namespace, state.job.name), state.job.name, 0, part, created, self._latest(state))
+
+    def _latest(self, state: State) -> datetime | None:
+        """Return when a job must start to meet its deadline with its fastest plan."""
+        if not self.finish_by:
+            return None
+        due = EPOCH + timedelta(seconds=state.job.deadline_s)
+        fastest_s = min(use.seconds for use in state.job.uses) * self.spread * state.left
+        return latest_start(due, fastest_s, EPOCH + timedelta(seconds=self.now_s))
 
     def _parts(self, waiting: Sequence[State]) -> Choices:
         return assign([Candidate(0, options(state)) for state in waiting], free_devices(self.ledger.view()))
@@ -341,5 +354,7 @@ POLICIES: dict[str, Callable[[float], Operator]] = {
     TODAY: lambda noise: Operator(spread_of(noise)),
     "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
     ALL_JOBS: lambda noise: Operator(spread_of(noise), all_jobs=True),
+    "dljob, finishBy": lambda noise: Operator(spread_of(noise), finish_by=True),
 }
-"""``dljob``: the operator's default. ``dljob, all jobs``: with the chart value queue.assignment: Together."""
+"""``dljob``: the operator's default. ``dljob, all jobs``: with the chart value queue.assignment: Together. ``dljob,
+finishBy``: the default, for jobs whose deadlines are in their specs."""
