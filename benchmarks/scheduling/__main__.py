@@ -5,8 +5,8 @@
 All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
 these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
 policy ``dljob``, the operator's default, misses a goal or is not simulated with those it is compared to.
-The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified. The forecasts of the
-policy ``dljob`` are made when jobs begin to wait, and compared with their waits (``foresight``).
+The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified. The forecasts are
+made when jobs begin to wait, and compared with their waits (``foresight``).
 """
 
 import argparse
@@ -52,14 +52,14 @@ def run_operator(
     return each
 
 
-def forecasts(found: list[foresight.Accuracy]) -> list[Figure]:
-    """Return how good the forecasts of the policy ``dljob`` are, over all streams."""
+def forecasts(name: str, found: list[foresight.Accuracy]) -> list[Figure]:
+    """Return how good the forecasts of the policy ``name`` are, over all streams."""
     count, error, covered = foresight.together(found)
-    print(f"\n{count} jobs waited for at least {foresight.LEAST_WAIT_S:g} s")
+    print(f"\n{name}: {count} jobs waited for at least {foresight.LEAST_WAIT_S:g} s")
     return [
-        Figure("median error of the forecast wait", error, high=MAX_FORECAST_ERROR),
-        Figure("starts within the forecast interval, lower bound", covered, low=MIN_COVERED),
-        Figure("starts within the forecast interval, upper bound", covered, high=MAX_COVERED),
+        Figure(f"{name}: median error of the forecast wait", error, high=MAX_FORECAST_ERROR),
+        Figure(f"{name}: starts within the forecast interval, lower bound", covered, low=MIN_COVERED),
+        Figure(f"{name}: starts within the forecast interval, upper bound", covered, high=MAX_COVERED),
     ]
 
 
@@ -123,10 +123,10 @@ def main() -> int:
     judged = {name: goals(name, found) for name in POLICIES if name in found}
     if any(judged.values()):
         print("\n" + table([figure for figures in judged.values() for figure in figures]))
-    accurate = forecasts(foreseen[TODAY]) if TODAY in found else []
+    accurate = {name: forecasts(name, each) for name, each in foreseen.items() if name in found}
     if accurate:
-        print(table(accurate))
-    missed = any(figure.missed for figure in (*judged.get(TODAY, ()), *accurate))
+        print(table([figure for figures in accurate.values() for figure in figures]))
+    missed = any(figure.missed for figure in (*judged.get(TODAY, ()), *accurate.get(TODAY, ())))
     return 1 if given.check and (missed or not judged.get(TODAY)) else 0
 
 

@@ -46,7 +46,17 @@ from dljob.scheduling import (
     start_in_s,
     start_up,
 )
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all, free_devices, part_of
+from dljob.scheduling.assignment import (
+    Candidate,
+    Choices,
+    Held,
+    Option,
+    assign,
+    assign_all,
+    free_devices,
+    left_for,
+    part_of,
+)
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Signature = tuple[tuple[str, int], ...]
@@ -123,7 +133,7 @@ class Operator:
         waiting = [state for state in active if state.job.name not in self.placed]
         if not self.all_jobs:
             self._start(now_s, waiting, states)
-        if not self.all_jobs:
+        if not self.clairvoyant:
             self._foresee(now_s, active, states)
         if not self.all_jobs and all(state.job.name in self.placed for state in active):
             self._grow(now_s, active)
@@ -252,21 +262,35 @@ class Operator:
     # All jobs together
 
     def _share(self, now_s: float, active: Sequence[State], states: Mapping[str, State]) -> None:
-        """Assign devices to waiting and running jobs together. Running jobs move if that pays or if others wait."""
+        """Assign devices to waiting and running jobs together, as the controller does.
+
+        Running jobs move if that pays or if others wait. A waiting job whose part is not free yet waits while jobs
+        move; otherwise it takes what the parts of the others leave.
+        """
         line = sorted(active, key=lambda state: self._queued(state, states).place)
-        free = free_devices(view())
-        jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
-        found = assign_all(jobs, [self._held(now_s, state) for state in line], free, START_S)
-        for state, moved in zip(line, found.moves, strict=True):
-            if moved:
-                self._release(state.job.name)
-        for state, part in zip(line, found.parts, strict=True):
-            if state.job.name in self.placed or part is None:
-                continue
-            choice = PLANS.of(state.job.model, part_of(self.ledger.view(), part))
-            if choice is not None:
-                self._place(state.job.name, choice)
-                self.moved_s[state.job.name] = now_s
+        parts: Choices = (None,) * len(line)
+        moves = False
+        if len(line) > 1:  # A job that is alone may use all devices, also of several types.
+            jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
+            held = [self._held(now_s, state) for state in line]
+            found = assign_all(jobs, held, free_devices(view()), START_S)
+            parts, moves = found.parts, any(found.moves)
+            for state, moved in zip(line, found.moves, strict=True):
+                if moved:
+                    self._release(state.job.name)
+        for state, part in zip(line, parts, strict=True):
+            if state.job.name not in self.placed and part is not None:
+                self._start_on(now_s, state, part_of(self.ledger.view(), part))
+        waiting = [pair for pair in zip(line, parts, strict=True) if pair[0].job.name not in self.placed]
+        for state, _ in () if moves else waiting:
+            others = [part for other, part in waiting if other is not state and other.job.name not in self.placed]
+            self._start_on(now_s, state, left_for(self.ledger.view(), others))
+
+    def _start_on(self, now_s: float, state: State, view: ClusterView) -> None:
+        choice = PLANS.of(state.job.model, view)
+        if choice is not None:
+            self._place(state.job.name, choice)
+            self.moved_s[state.job.name] = now_s
 
     def _factor(self, state: State) -> float:
         return state.job.noise if self.clairvoyant else 1.0

@@ -28,16 +28,13 @@ from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, may_move
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S, lets_move, may_move
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all, free_devices, left_for, part_of
 from dljob.scheduling.parts import device_parts
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
-"""Maximum number of waiting jobs, and of running jobs, to which devices are assigned together.
-
-Further jobs are planned by themselves.
-"""
+"""Maximum number of waiting jobs, and of running jobs, to which devices are assigned. Others are planned alone."""
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
 """Maximum number of requests (jobs with equal specs, on an equal cluster) whose options are stored."""
@@ -74,10 +71,15 @@ class Share:
 
 @dataclass(frozen=True)
 class _Running:
-    """A running job that may move to other devices. ``question``: the job, reduced to what its plan depends on."""
+    """A running job that takes part in assignments.
+
+    ``question``: the job, reduced to what its plan depends on. ``movable``: False while it rests, such as after a move.
+    The other jobs then get parts beside the one that it will have, and not what it leaves today.
+    """
 
     uid: str
     question: ParsedJob
+    movable: bool
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,20 @@ class Assigning:
         """How often capacity had grown when devices were assigned last."""
 
     def note(self, key: JobKey, parsed: ParsedJob) -> None:
-        """Note whether a running job may move now, so that the next assignment includes it or leaves it where it is.
-
-        A job that may not move (for example because of a deadline or a recent move) also loses its order to move.
-        """
+        """Note whether a running job takes part in the next assignment. One that may not move now loses its order."""
         if not self._on:
             return
         self._running.pop(key, None)
         rests = self._clock() - self._refused_s.get(key, -inf) < MIN_BETWEEN_S
         # A job with a deadline is planned for it. It does not move for the sake of others.
-        if rests or not _takes_part(parsed) or _has_deadline(parsed) or not may_move(parsed, self._now()):
+        takes_part = _takes_part(parsed) and not _has_deadline(parsed) and lets_move(parsed)
+        movable = takes_part and not rests and may_move(parsed, self._now())
+        if not movable:
             self._orders.pop(key, None)
-        elif len(self._running) < MAX_JOBS:
+        if takes_part and len(self._running) < MAX_JOBS:
             # The plan of a large job has thousands of ranks, and its options do not depend on it.
             question = replace(question_of(parsed), accepted=None, report=None)
-            self._running[key] = _Running(parsed.observed.job.uid, question)
+            self._running[key] = _Running(parsed.observed.job.uid, question, movable)
 
     def of(self, key: JobKey) -> Share | None:
         """Return the share of a job from the last assignment; None: it is planned by itself, on all free devices."""
@@ -211,7 +212,8 @@ class Assigning:
             return False
         self._forget_gone()
         now_s = self._clock()
-        state = frozenset(waiting), frozenset(self._running), self._cache.ledger.version
+        movable = frozenset((key, each.movable) for key, each in self._running.items())
+        state = frozenset(waiting), movable, self._cache.ledger.version
         if now_s - self._looked_s >= LOOK_S and (state != self._state or now_s - self._made_s >= AGAIN_S):
             self._looked_s = now_s
             try:
@@ -239,7 +241,7 @@ class Assigning:
                 self.forget(key)
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
-        """Assign devices to the waiting jobs and to the running jobs that may move, and store their shares.
+        """Assign devices to the waiting jobs and to the running jobs that take part, and store their shares.
 
         ``orders``: True: also order the running jobs to move to their parts.
         """
@@ -247,7 +249,8 @@ class Assigning:
             (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
         )
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
-        running = {key: each.question for key, each in self._running.items() if not self._is_moving(key)}
+        stay = {key: each for key, each in self._running.items() if self._queue.holds_devices(key)}
+        running = {key: each.question for key, each in stay.items() if not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
         shape = _shape(self._view_without({job.key for job in self._cache.jobs()}))
@@ -311,7 +314,7 @@ class Assigning:
         devices = Counter[str]()
         for group in pods.groups:
             devices[group.device] += group.nodes * group.ranks_per_node
-        return Held(dict(devices), remaining(previous(job)).p50, movable=True)
+        return Held(dict(devices), remaining(previous(job)).p50, self._running[key].movable)
 
     def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
         """Return the options of a job with the seconds of its remaining training instead of the whole training.

@@ -56,13 +56,21 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
 
 
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
-    """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs.
+    """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs."""
+    return lets_move(parsed) and _can_grow(parsed, now)
+
+
+def lets_move(parsed: ParsedJob) -> bool:
+    """Return True if a job may restart on other devices at some time, even if it has just started or moved.
 
     Jobs that minimize energy or cost may not, because an assignment of devices compares times.
     """
-    spec = parsed.spec
+    spec, accepted = parsed.spec, parsed.accepted
     for_time = spec is not None and spec.objective.minimize is Minimize.TIME
-    return for_time and _may(parsed) and not parsed.queued and _can_grow(parsed, now)
+    if not for_time or not _may(parsed) or parsed.queued:
+        return False
+    assert spec is not None and accepted is not None, "checked by _may"
+    return _lets_grow(spec, accepted) and accepted.plan.model.resumes
 
 
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:

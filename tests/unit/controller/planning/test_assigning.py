@@ -193,6 +193,21 @@ def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+def test_job_that_has_just_started_takes_part_but_does_not_move() -> None:
+    """Otherwise, jobs that wait would be assigned only what it leaves, and would move again after its rest."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = operator.planning._assigning._running
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await cluster.bind(await cluster.create_pods(first), "n1")
+        cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert not running[first].movable and await replicas(cluster, first) == 1
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_job_that_comes_alone_may_use_all_devices() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         only = cluster.submit("only", **LONG)
