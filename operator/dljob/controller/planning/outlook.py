@@ -52,6 +52,9 @@ IDLE_FACTOR = 20.0
 The time in which it waited for plans does not count."""
 MAX_ASKED = 20
 """Maximum number of plans that are made for one forecast. While they are made, jobs that could start must wait."""
+PROMPT_PLACES = 10
+"""Number of jobs at the head of the queue whose status shows a new place at once. For jobs further back, it shows it
+with the next forecast or plan, because a job that arrives changes the places of all behind it."""
 MAX_LEFT = timedelta(days=3650)
 """Forecasts of times further away are shown as unknown."""
 
@@ -95,7 +98,8 @@ class Outlooks:
         self._looked_at: tuple[int, int] | None = None
         self._found: dict[JobKey, Outlook] = {}
         self._news: set[JobKey] = set()
-        """Jobs whose status does not show yet that they have a forecast, or that they now meet or miss a deadline."""
+        """Jobs whose status does not show yet that they have a forecast, that they now meet or miss a deadline, or that
+        their place at the head of the queue has changed."""
         self._next_s, self._state = -inf, object()
         self._made_s = -inf
 
@@ -110,8 +114,8 @@ class Outlooks:
     def is_news(self, key: JobKey) -> bool:
         """Return True if the status of a waiting job must be written soon because of its forecast.
 
-        This is the case if the status does not show yet that the job has a forecast, or that the job is now predicted
-        to meet (or miss) its deadline and was not before.
+        This is the case if the status does not show yet that the job has a forecast, that the job is now predicted to
+        meet (or miss) its deadline and was not before, or its place among the first ``PROMPT_PLACES``.
         """
         return key in self._news
 
@@ -245,19 +249,27 @@ class Outlooks:
             self._recent(waiters), starts_up,
         )  # fmt: skip
         news, now = [], self._now()
-        for key in line:
+        self._queue.sorted_as(line)
+        for place, key in enumerate(line, 1):
             if key not in self._alone:
                 continue  # It has not been planned yet. The status shows the forecast of the operator before.
             outlook = _outlook(found[key], now) if key in found else NO_OUTLOOK
             spec, before = waiting[key].spec, self._found.get(key)
             due = spec.scheduling.finish_by if spec is not None else None
-            if before is None or before.meets(due) != outlook.meets(due):
+            overtaken = place <= PROMPT_PLACES and self._shown_place(key) not in (None, place)
+            if before is None or before.meets(due) != outlook.meets(due) or overtaken:
                 news.append(key)
             self._found[key] = outlook
         self._news.update(news)
         starts = [found[key].start for key in line if key in found and isfinite(found[key].start.p90)]
         self._metrics.forecast(starts, len(line) - len(starts))
         return tuple(news)
+
+    def _shown_place(self, key: JobKey) -> int | None:
+        """Return the place in the queue that the job's status shows; None if it shows none."""
+        job = self._cache.job(key)
+        shown = previous(job).queue if job is not None else None
+        return None if shown is None else shown.position
 
     def _waiter(self, key: JobKey, question: ParsedJob) -> Waiter | None:
         """Return a waiting job for the simulation; None if its plans are not known yet, or if no plan is possible."""

@@ -6,7 +6,7 @@ are in ``dljob.scheduling``; this module feeds them.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -205,10 +205,13 @@ class Queue:
         job, so that a place may be out of date for some seconds.
         """
         if self._clock() - self._places[0] >= PLACES_S or (key in waiting and key not in self._places[1]):
-            line = sorted(waiting, key=lambda each: self.job(waiting[each]).place)
-            self._places = (self._clock(), {each: i for i, each in enumerate(line, 1)})
+            self.sorted_as(sorted(waiting, key=lambda each: self.job(waiting[each]).place))
         place = self._places[1].get(key)
         return None if place is None else (place, len(self._places[1]))
+
+    def sorted_as(self, line: Sequence[JobKey]) -> None:
+        """Note the order of the queue. ``line``: all its jobs, the first one first."""
+        self._places = (self._clock(), {key: place for place, key in enumerate(line, 1)})
 
     def forget_all(self) -> None:
         self._known.clear()

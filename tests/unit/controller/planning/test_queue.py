@@ -273,6 +273,25 @@ def test_queued_jobs_cost_no_planning_while_nothing_changes() -> None:
     on_two_nodes(body)
 
 
+def test_job_that_is_overtaken_shows_its_new_place() -> None:
+    """Fixed bug: a waiting job showed the place at which it was last planned, for up to five minutes."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **{**SPEC, "epochs": 100_000})
+        await run_on(cluster, operator, running, "n1", "n2")
+        waits = cluster.submit("waits", second=1, **SPEC)
+        await operator.watch(20.0)
+        shown = operator.cache.job(waits).status["queue"]  # type: ignore[union-attr]
+        assert (shown["position"], shown["jobs"]) == (1, 1)
+        due = cluster.submit("due", second=2, scheduling={"finishBy": "2026-03-02T12:00:00Z"}, **SPEC)
+        await operator.watch(20.0)
+        found = [operator.cache.job(key).status["queue"] for key in (due, waits)]  # type: ignore[union-attr]
+        assert [(each["position"], each["jobs"]) for each in found] == [(1, 2), (2, 2)]
+        await stop(cluster, operator, running)
+
+    on_two_nodes(body)
+
+
 def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
     """Fixed bug: a waiting job did not say when it might start."""
 
