@@ -54,9 +54,13 @@ def source(job: Mapping[str, Any], *, whole: bool) -> tuple[str, str]:
     if uri := checkpoint.get("uri"):
         last = None if whole else (status.get("lastCheckpoint") or {}).get("path")
         path = last or f"{uri.rstrip('/')}/{name}-{meta['uid']}"
+        sharded = (spec.get("parallelism") or {}).get("strategy") == "Sharded"
+        command = f"python -m dltrain.checkpoint.sharded.export model {MODEL}"
+        joining = f"If the copy has no {MODEL}, join its parts with {command}. "
         raise BadInputError(
-            f"{name}: found spec.checkpoint.uri: {uri}; expected a job with a checkpoint volume. Copy the model from "
-            f"the object store, for example with: aws s3 cp --recursive {path} model"
+            f"{name}: found spec.checkpoint.uri: {uri}; expected a job with a checkpoint volume. "
+            f"{joining if sharded and not whole else ''}Copy the model from the object store, for example with: "
+            f"aws s3 cp --recursive {path} model"
         )
     claim = (checkpoint.get("volume") or {}).get("claimName") or f"{name}-checkpoints"
     if whole:

@@ -235,7 +235,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         power_advice=advice[0],
         power_limits=advice[1],
         trade_offs=front(chosen, choices, objective.INDISTINCT),
-        checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store) + chosen.prediction.gathering_s,
+        checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store),
         precision_reason=precision.reason(request, chosen),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
         unsupported=better,

@@ -195,6 +195,11 @@ def test_command_for_an_object_store_copies_only_this_job(
     cluster.job = stored_in_s3(last)
     assert get(tmp_path / "model", *options) == 2
     assert f"aws s3 cp --recursive {source} model\n" in capsys.readouterr().err
+    cluster.job["spec"]["parallelism"] = {"strategy": "Sharded"}
+    assert get(tmp_path / "model", *options) == 2
+    told = capsys.readouterr().err
+    assert f"aws s3 cp --recursive {source} model\n" in told and told.count("\n") == 1
+    assert ("dltrain.checkpoint.sharded.export model model.safetensors" in told) is not bool(options)
 
 
 @pytest.mark.parametrize("kind", ["link", "broken link", "mount point", "current folder"])

@@ -17,19 +17,19 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from dlcontract.checkpoint import parts
-from dlcontract.checkpoint.manifest import HASH, digest, is_whole
+from dlcontract.checkpoint.manifest import is_whole
 from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.manifest import encode
 from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.tensor_file import TensorFile, Written
 from dltrain.host.volume_access import PAUSES_S, is_input_error, is_transient, retry
@@ -252,14 +252,7 @@ class Checkpoints:
         files = files | {STATE: Written(len(state), hashlib.sha256(state).hexdigest())}
         if snapshot.kept:
             files[USER_OBJECTS] = tensor_file.write(temporary / USER_OBJECTS, snapshot.kept)
-        content: dict[str, Any] = {
-            "identity": self.identity,
-            "step": snapshot.step,
-            "unix_s": time.time(),
-            "files": {name: asdict(written) for name, written in files.items()},
-            **fields,
-        }
-        manifest = json.dumps(content | {HASH: digest(content)}, indent=1).encode()
+        manifest = encode(self.identity, snapshot.step, files, fields)
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()

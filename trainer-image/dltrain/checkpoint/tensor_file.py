@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from dlcontract.checkpoint.parts import header
 from dltrain.host.volume_access import retry
+
+T = TypeVar("T")
 
 PIECE_NBYTES = 4 * 2**20
 NAMES = {
@@ -80,7 +82,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = json.loads(retry(self._header, str(path)))
+        header = json.loads(self._repeat(self._header))
         header.pop("__metadata__", None)
         self.entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             name: (DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()
@@ -113,7 +115,10 @@ class TensorFile:
                 f"{target.dtype} {tuple(target.shape)} from row {first} on. The checkpoint is damaged"
             )
         if target.numel():
-            retry(lambda: self._fill(target, self._offsets[name] + first * target.nbytes // rows), str(self.path))
+            self._repeat(lambda: self._fill(target, self._offsets[name] + first * target.nbytes // rows))
+
+    def _repeat(self, operation: Callable[[], T]) -> T:
+        return retry(operation, str(self.path))
 
     def _fill(self, tensor: Tensor, offset: int) -> None:
         rest = content(tensor).data

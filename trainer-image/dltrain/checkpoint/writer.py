@@ -1,8 +1,8 @@
 """Save and restore the training state during a run.
 
-Data-parallel ranks have equal state, so only rank 0 writes it to the volume. Ranks with a part of the state each write
-their part to a sharded checkpoint, if all of them see the volume. A thread (``background``) writes the state:
-training pauses only while the state is copied in memory.
+Data-parallel ranks have equal state, so only rank 0 writes it. Ranks with a part of the state each write their part to
+a sharded checkpoint, in an object store or on a volume that all of them see. A thread (``background``) writes the
+state: training pauses only while the state is copied in memory.
 """
 
 import sys
@@ -32,11 +32,12 @@ from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
 if TYPE_CHECKING:
     from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
+    from dltrain.checkpoint.sharded.remote import RemoteShardedCheckpoints
+
+    Sharded = ShardedCheckpoints | RemoteShardedCheckpoints
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
-RESTORED = "restored"
-"""Name of the folder on the local disk for the files of a checkpoint from an object store, until they are loaded."""
 
 
 def patience_s(nbytes: int) -> float:
@@ -50,13 +51,11 @@ def open_checkpoints(plan: Plan, identity: str) -> CheckpointStore:
     The plan's term is stored there. Raise BadInputError if the place cannot be used, FencedError if it has a higher
     term, CheckpointError if it is full, and CheckpointVolumeError if it returns other errors, even after repetitions.
     """
-    keep, folder = plan.checkpoint.keep, job_directory(plan)
     if plan.checkpoint.uri is None:
-        return Checkpoints(folder, identity, keep, plan.term)
-    from dltrain.checkpoint.remote_store import RemoteCheckpoints  # takes time, and only these jobs need it
-    from dltrain.object_store.client import ObjectStore
+        return Checkpoints(job_directory(plan), identity, plan.checkpoint.keep, plan.term)
+    from dltrain.checkpoint.remote_store import open_remote  # takes time, and only these jobs need it
 
-    return RemoteCheckpoints(ObjectStore(checkpoint_place(plan)), identity, keep, folder / RESTORED, plan.term)
+    return open_remote(plan, identity)
 
 
 class CheckpointManager:
@@ -172,9 +171,8 @@ class CheckpointManager:
         rows = self.process_group.gather([stored.step if stored is not None else NOTHING, float(self.copies)])
         steps, self.copied_anywhere = [row[0] for row in rows], any(row[1] for row in rows)
         holder, place = steps.index(max(steps)), None
-        checkpoints = self._open() if self.process_group.rank == 0 else None
+        checkpoints, sharded = self._open_on_all(parts)
         wanted = checkpoints is not None and self._may_hold_newer(checkpoints, max(steps))
-        sharded = self._open_sharded(parts) if parts is not None and self.plan.checkpoint.on_volume else None
         if sharded is not None:
             found = sharded.load_verified(self.process_group, wanted=wanted)
         else:
@@ -230,6 +228,32 @@ class CheckpointManager:
         self._writer = Writer(checkpoints, self.reporter, self._add_cost)
         return checkpoints
 
+    def _open_on_all(self, parts: PartTarget | None) -> "tuple[CheckpointStore | None, Sharded | None]":
+        """Return (the checkpoints on rank 0, None elsewhere; the sharded checkpoints, None if rank 0 writes all).
+
+        All ranks must call it. ``parts``: the model and the optimizer if every rank has a part of them.
+        """
+        if parts is not None and self.plan.checkpoint.uri is not None:
+            return self._open_remote(parts)
+        checkpoints = self._open() if self.process_group.rank == 0 else None
+        return checkpoints, self._open_sharded(parts) if parts is not None else None
+
+    def _open_remote(self, parts: PartTarget) -> "tuple[CheckpointStore | None, Sharded]":
+        """Let every rank upload its part of a checkpoint. All ranks must call it, and raise the same error.
+
+        ``parts``: the model and the optimizer. Return (the checkpoints on rank 0, None elsewhere; this rank's part).
+        """
+        from dltrain.checkpoint.sharded.remote import open_together  # takes time
+
+        checkpoints, sharded = open_together(self.plan, self._identity, self.process_group, parts)
+        self._write_parts(sharded)
+        return checkpoints, sharded
+
+    def _write_parts(self, sharded: "Sharded") -> None:
+        rank, self.sharded = self.process_group.rank, True
+        on_cost = self._add_cost if rank == 0 else None
+        self._writer = Writer(sharded, self.reporter, on_cost, reports=rank == 0)
+
     def _open_sharded(self, parts: PartTarget) -> "ShardedCheckpoints | None":
         """Let every rank write its part of a checkpoint, if all ranks see the volume. All ranks must call it.
 
@@ -248,10 +272,9 @@ class CheckpointManager:
                     flush=True,
                 )
             return None
-        self.sharded, own = True, self._writer.checkpoints if self._writer is not None else None
+        own = self._writer.checkpoints if self._writer is not None else None
         checkpoints = ShardedCheckpoints(directory, own, parts.group())
-        on_cost = self._add_cost if rank == 0 else None
-        self._writer = Writer(checkpoints, self.reporter, on_cost, reports=rank == 0)
+        self._write_parts(checkpoints)
         return checkpoints
 
     def take_over(self) -> None:

@@ -78,6 +78,11 @@ class ObjectStore:
         """Return the content of a small object. Raise OSError."""
         return self._call("GetObject", key, lambda client: _body(client.get_object(**self._at(key))))
 
+    def read_range(self, key: str, begin: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` bytes of an object, which are at least one, from byte ``begin`` on. Raise OSError."""
+        at = self._at(key) | {"Range": f"bytes={begin}-{begin + nbytes - 1}"}
+        return self._call("GetObject", key, lambda client: _body(client.get_object(**at), nbytes))
+
     def write(self, key: str, content: bytes) -> None:
         """Write a small object, in place of an existing one. Raise OSError."""
         self._call("PutObject", key, lambda client: client.put_object(**self._at(key), Body=content))
@@ -188,9 +193,7 @@ class ObjectStore:
         """
 
         def part(begin: int) -> bytes:
-            end = min(begin + PART_NBYTES, nbytes)
-            at = self._at(key) | {"Range": f"bytes={begin}-{end - 1}"}
-            return self._call("GetObject", key, lambda client: _body(client.get_object(**at), end - begin))
+            return self.read_range(key, begin, min(PART_NBYTES, nbytes - begin))
 
         with ThreadPoolExecutor(STREAMS, "download") as pool:
             waiting: deque[Future[bytes]] = deque()

@@ -25,7 +25,8 @@ from typing import Any
 from dltrain.object_store.client import FIELD, ObjectStore
 from dltrain.protocol.errors import BadInputError, FencedError
 
-FORMAT = 1
+FORMAT, PARTS_FORMAT = 1, 2
+"""Formats of entries. Releases that cannot read the parts of several ranks reject the second one with a message."""
 COMMITS, DATA = "commits/", "data/"
 _ENTRY = re.compile(r"commits/(\d{10})\.json")
 _RUN = re.compile(r"data/t(\d{10})-")
@@ -119,14 +120,19 @@ class CommitLog:
         return [entry for entry in found if entry.is_commit]
 
     def commit(
-        self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any], runs: Collection[str] = ()
+        self,
+        kind: str,
+        files: Mapping[str, StoredFile],
+        about: Mapping[str, Any],
+        runs: Collection[str] = (),
+        version: int = FORMAT,
     ) -> Entry:
         """Add a commit marker, after which the checkpoint counts. All its files must be complete.
 
         Verify that the store has the files of this run, and of ``runs``, in the expected sizes. Raise FencedError if
         another run has taken over, OSError if the store fails or has lost a file. ``kind``: what the marker stands for.
         ``files``: path → file. ``about``: other data about the checkpoint. ``runs``: names of the runs of other pods
-        that have uploaded some of the files.
+        that have uploaded some of the files. ``version``: format of the marker.
         """
         for run in {self.run, *runs}:
             new = [file for file in files.values() if file.key.startswith(f"{DATA}{run}/")]
@@ -138,7 +144,7 @@ class CommitLog:
                         f"expected {file.nbytes} bytes"
                     )
         self._check(self._newest())
-        return self._add(kind, files, about)
+        return self._add(kind, files, about, version)
 
     def prune(
         self, keep: int, damaged: Collection[int], doubtful: Collection[int], spared: Callable[[str], bool]
@@ -201,17 +207,19 @@ class CommitLog:
                 "coordinator has taken over the job, so this run writes no more checkpoints"
             )
 
-    def _add(self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any]) -> Entry:
+    def _add(
+        self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any], version: int = FORMAT
+    ) -> Entry:
         """Add an entry after all others: a claim, or a commit marker of a checkpoint with its ``files``.
 
-        ``kind``: what the entry stands for. ``about``: other data about it. Raise FencedError if an entry of a higher
-        term comes first, and OSError if the store fails.
+        ``kind``: what the entry stands for. ``about``: other data about it. ``version``: its format. Raise FencedError
+        if an entry of a higher term comes first, and OSError if the store fails.
         """
         own = uuid.uuid4().hex
         sequence = max(self.sequences(), default=0) + 1
         while True:
             content = {
-                "format": FORMAT,
+                "format": version,
                 "term": self.term,
                 "kind": kind,
                 "unix_s": time.time(),
@@ -249,9 +257,9 @@ def _parsed(sequence: int, content: bytes) -> Entry:
         claimed = found.pop("sha256")
         if claimed != _digest(found):
             raise DamagedError(f"found content of {_key(sequence)} that does not match its sha256 field")
-        if found["format"] != FORMAT:
+        if found["format"] not in (FORMAT, PARTS_FORMAT):
             raise BadInputError(
-                FIELD, f"{_key(sequence)} of format {found['format']}", f"format {FORMAT}",
+                FIELD, f"{_key(sequence)} of format {found['format']}", f"format {FORMAT} or {PARTS_FORMAT}",
                 "use the trainer image that wrote the checkpoint",
             )  # fmt: skip
         files = {name: StoredFile(*each) for name, each in found["files"].items()}

@@ -6,7 +6,7 @@ the checkpoint counts as damaged. The bytes of the chunks, one after another, ar
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -121,15 +121,24 @@ def header(entries: Entries) -> tuple[list[str], bytes]:
     return order, len(text).to_bytes(8, "little") + text
 
 
+Read = Callable[[str, int, int], Iterator[bytes]]
+"""Yield bytes of a part, given its file name, the offset of the first byte, and the number of bytes."""
+
+
 def joined(folder: Path, tensors: Mapping[str, ShardedTensor]) -> Iterator[bytes]:
     """Yield the content of one safetensors file with whole tensors, at most ``PIECE_NBYTES`` bytes of them at a time.
 
     ``folder``: contains the parts, whose checksums the caller must verify before. Raise OSError if a part cannot be
     read, and ValueError if it does not have the rows that ``tensors`` states.
     """
+    return joined_from(lambda file, offset, nbytes: _content(folder / file, offset, nbytes), tensors)
+
+
+def joined_from(read: Read, tensors: Mapping[str, ShardedTensor]) -> Iterator[bytes]:
+    """Yield the same content as ``joined``, from parts that ``read`` reads, in any place. Raise its errors, too."""
     order, begin = header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
-    files = {chunk.file: folder / chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
-    places = {file: _places(path) for file, path in files.items()}
+    files = sorted({chunk.file for tensor in tensors.values() for chunk in tensor.chunks})
+    places = {file: _places(file, read) for file in files}
     yield begin
     for name in order:
         tensor = tensors[name]
@@ -140,19 +149,18 @@ def joined(folder: Path, tensors: Mapping[str, ShardedTensor]) -> Iterator[bytes
             offset, found = places[chunk.file].get(name, (0, 0))
             if found != nbytes:
                 raise ValueError(f"{chunk.file}: found {found} bytes of {name}; expected {nbytes}")
-            yield from _content(files[chunk.file], offset, nbytes)
+            yield from read(chunk.file, offset, nbytes)
 
 
-def _places(path: Path) -> dict[str, tuple[int, int]]:
+def _places(file: str, read: Read) -> dict[str, tuple[int, int]]:
     """Return (offset, number of bytes) of each tensor in a safetensors file. Raise ValueError if it is none."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            found = json.loads(file.read(length))
-            spans = {name: entry["data_offsets"] for name, entry in found.items() if name != "__metadata__"}
-            return {name: (8 + length + begin, end - begin) for name, (begin, end) in spans.items()}
-        except (LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{path.name}: found an invalid header ({error!r}); expected safetensors") from None
+    length = int.from_bytes(b"".join(read(file, 0, 8)), "little")
+    try:
+        found = json.loads(b"".join(read(file, 8, length)))
+        spans = {name: entry["data_offsets"] for name, entry in found.items() if name != "__metadata__"}
+        return {name: (8 + length + begin, end - begin) for name, (begin, end) in spans.items()}
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{file}: found an invalid header ({error!r}); expected safetensors") from None
 
 
 def _content(path: Path, offset: int, nbytes: int) -> Iterator[bytes]:
@@ -161,6 +169,6 @@ def _content(path: Path, offset: int, nbytes: int) -> Iterator[bytes]:
         while nbytes:
             piece = file.read(min(nbytes, PIECE_NBYTES))
             if not piece:
-                raise ValueError(f"{path.name}: found its end within a tensor; expected {nbytes} bytes more")
+                raise ValueError(f"{path.name}: found its end; expected {nbytes} bytes more")
             yield piece
             nbytes -= len(piece)

@@ -19,8 +19,9 @@ AGENT_NBYTES = 128 * 2**20
 digits-cnn peaked at only 226 MiB, because its rank shares most of the interpreter with the agent. A rank that runs a
 training script shares nothing."""
 STORE_CLIENT_NBYTES = 160 * 2**20
-"""Main memory of a pod for the client of an object store with checkpoints, and for the parts that are on their way. A
-process that wrote and read an object of 240 MiB in parts of 8 MiB peaked at 132 MiB."""
+"""Main memory for the client of an object store with checkpoints, and for the parts that are on their way. A process
+that wrote and read an object of 240 MiB in parts of 8 MiB peaked at 132 MiB. A pod has one client, or one for each rank
+that uploads its part of a checkpoint (strategy Sharded)."""
 GPU_PROCESS_NBYTES = 2 * 2**30
 """Main memory of a rank that trains on a GPU, besides training state and batches: CUDA's libraries and context, pinned
 memory and NCCL's buffers. The value is an assumption. It is generous, because it determines the pod's memory limit, and

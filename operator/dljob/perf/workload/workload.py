@@ -48,7 +48,7 @@ class Workload:
     """``checkpointed_nbytes`` with autocast to 16 bits."""
     beside_ranks_nbytes: int = 0
     """Main memory in bytes that a pod needs besides its ranks and its agent, such as for the client of an object
-    store."""
+    store. With strategy Sharded, each rank needs as much."""
     recomputes: bool = False
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 

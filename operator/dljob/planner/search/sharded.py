@@ -62,8 +62,7 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
         return Refusal(
             summary,
             f"does not fit: a pod needs {gibibytes(prediction.host_memory_nbytes)} of main memory, where ranks create "
-            f"the model and {'gather' if request.checkpoints_in_store else 'copy'} the state for checkpoints, but can "
-            f"have {gibibytes(room)}",
+            f"the model and copy their parts of the state for checkpoints, but can have {gibibytes(room)}",
         )
     if found.micro_batches > 1:
         summary += f", {found.micro_batches} micro-batches"

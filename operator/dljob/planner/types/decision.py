@@ -54,9 +54,6 @@ class Prediction:
     """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
-    gathering_s: float = 0.0
-    """Seconds for which training pauses for a checkpoint until rank 0 has gathered the whole state. 0 if each rank
-    writes its part, and for strategies whose pause is not predicted."""
 
     @property
     def step_p10_s(self) -> float:

@@ -168,7 +168,7 @@ class Request:
     checkpoints: bool = True
     """False if the job writes no checkpoints."""
     checkpoints_in_store: bool = False
-    """True if the checkpoints are in an object store. Pods then need memory for its client."""
+    """True if the checkpoints are in an object store. Pods then need memory for its client or clients."""
     checkpoint_interval_s: float | None = None
     """The checkpoint interval that the user fixes; None: the trainer chooses it."""
     domain: Domain = ANYWHERE

@@ -3,21 +3,25 @@
 import errno
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dlcontract.checkpoint import parts
 from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.sharded import exchange
-from dltrain.checkpoint.sharded.verification import Verification
+from dltrain.checkpoint.sharded.verification import Verification, divide, verify_files
 from dltrain.checkpoint.state import PartTarget
 from dltrain.checkpoint.store import MODEL, SHARDED_FORMAT, Checkpoints, CheckpointStore, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import Written
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.host.volume_access import retry
+from dltrain.host.volume_access import PAUSES_S, retry
+from dltrain.protocol.errors import CheckpointVolumeError, VolumeError
 from dltrain.protocol.volume_layout import step_name
 
 
@@ -52,6 +56,18 @@ def shared_by_all(directory: Path, process_group: ProcessGroup) -> bool:
     with suppress(OSError):
         files[rank].unlink(missing_ok=True)
     return shared
+
+
+class _Parts(PartsFile):
+    """The parts of the checkpoint in ``folder`` on the volume. See ``exchange.Parts``."""
+
+    streams = 1
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {})
+
+    def error(self, error: OSError) -> VolumeError:
+        return CheckpointVolumeError(self.folder, error)
 
 
 class ShardedCheckpoints:
@@ -89,11 +105,15 @@ class ShardedCheckpoints:
         """
         verification = Verification(process_group)
         if self._checkpoints is None:
-            verification.serve()
+            pauses = iter(PAUSES_S)  # all checkpoints share one budget of repetitions
+            verification.serve(lambda names, claims: verify_files(names, claims, pauses))
             return None
-        found = self._checkpoints.load(verification.verify) if wanted else None
-        verification.end()
-        return found
+
+        def verify(folder: Path, manifest: Mapping[str, Any], check: Callable[[str], None]) -> None:
+            claims = {name: (str(folder / name), claim["sha256"]) for name, claim in manifest["files"].items()}
+            verification.verify(divide(manifest, process_group.size), claims, check)
+
+        return verification.of(lambda: self._on_rank_0().load(verify) if wanted else None)
 
     def _on_rank_0(self) -> Checkpoints:
         assert self._checkpoints is not None, "only rank 0 calls it"
@@ -101,7 +121,7 @@ class ShardedCheckpoints:
 
     def read(self, folder: Path, table: Table, target: PartTarget) -> dict[int, dict[str, Any]]:
         """Read this rank's parts of the checkpoint in ``folder``. All ranks must call it. See ``exchange.load``."""
-        return exchange.load(folder, table, target, self.group)
+        return exchange.load(_Parts(folder), table, target, self.group)
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write this rank's parts of a checkpoint. All ranks must call it. Return (its directory, its size in bytes).
@@ -112,16 +132,20 @@ class ShardedCheckpoints:
         final, nbytes = self.directory / step_name(snapshot.step), 0
         temporary = self.directory / f".{final.name}.{secrets.token_hex(8)}"  # rank 0 tells the others
 
-        def create() -> Path:
+        def create() -> str:
             retry(temporary.mkdir, str(temporary))
-            return temporary
+            return str(temporary)
+
+        def write(folder: str, name: str, tensors: Mapping[str, Tensor]) -> Written:
+            path = Path(folder) / name
+            return retry(lambda: tensor_file.write(path, tensors), str(path))
 
         def commit(written: Mapping[str, Written], table: Table) -> None:
             nonlocal nbytes
             _, nbytes = retry(lambda: self._commit(snapshot, temporary, dict(written), table), str(temporary))
 
         try:
-            exchange.save(snapshot, self.group, create, commit)
+            exchange.save(snapshot, self.group, create, write, commit)
         except BaseException:
             if self._checkpoints is not None:
                 shutil.rmtree(temporary, ignore_errors=True)

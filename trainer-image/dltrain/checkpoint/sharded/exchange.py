@@ -7,9 +7,9 @@ it replaces files in place. The classes here write safetensors files and the sam
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -38,17 +38,29 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_all
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
 from dlcontract.checkpoint.parts import Chunk, ShardedTensor, Table, check, part_name, row_count
-from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.parts import PartsFile
 from dltrain.checkpoint.state import PartTarget
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, Snapshot
 from dltrain.checkpoint.tensor_file import DTYPES, NAMES, Written
 from dltrain.comm.algorithms.torch_distributed import interpret
-from dltrain.host.volume_access import retry
-from dltrain.protocol.errors import CheckpointVolumeError
+from dltrain.protocol.errors import VolumeError
 
+Write = Callable[[str, str, Mapping[str, Tensor]], Written]
+"""Write tensors durably to a new file, given the place of the checkpoint and the name of the file in it."""
 Commit = Callable[[Mapping[str, Written], Table], None]
 """Complete a checkpoint on rank 0, from the sizes and hashes of its parts, and the table of the parts."""
+
+
+class Parts(Protocol):
+    """The parts of a checkpoint whose hashes were verified, for one rank."""
+
+    streams: int
+    """Number of reads at the same time."""
+
+    def error(self, error: OSError) -> VolumeError:
+        """Return the error to raise if a part cannot be read because of ``error``."""
+
+    def read_rows(self, target: Tensor, file: str, name: str, first: int = 0) -> None:
+        """Read rows of the tensor ``name`` from the part ``file`` into ``target``. See ``PartsFile.read_rows``."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +134,10 @@ class _SavePlanner(SavePlanner):
 
 
 class _Writer(StorageWriter):
-    """Write a rank's parts to the folder that rank 0 has created, and commit the checkpoint on rank 0."""
+    """Write a rank's parts to the place that rank 0 has chosen, and commit the checkpoint on rank 0."""
 
-    def __init__(self, rank: int, create: Callable[[], Path], commit: Commit) -> None:
-        self._rank, self._create, self._commit = rank, create, commit
+    def __init__(self, rank: int, create: Callable[[], str], write: Write, commit: Commit) -> None:
+        self._rank, self._create, self._write, self._commit = rank, create, write, commit
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -137,15 +149,18 @@ class _Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        folder = self._create()
-        return [replace(plan, storage_data=folder) for plan in plans]
+        place = self._create()
+        return [replace(plan, storage_data=place) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         files: dict[str, dict[str, Any]] = {}
         for item in plan.items:
             file, name = _file_and_name(item.index.fqn)
             files.setdefault(file, {})[name] = planner.resolve_data(item)
-        written = {file: self._write(plan.storage_data / part_name(file, self._rank), files[file]) for file in files}
+        written = {
+            file: self._write(plan.storage_data, part_name(file, self._rank), tensors)
+            for file, tensors in files.items()
+        }
         results = []
         for item in plan.items:
             file, name = _file_and_name(item.index.fqn)
@@ -155,9 +170,6 @@ class _Writer(StorageWriter):
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result(results)
         return future
-
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> Written:
-        return retry(lambda: tensor_file.write(path, tensors), str(path))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         parts = dict[str, Written]()
@@ -180,12 +192,12 @@ class _Writer(StorageWriter):
         return False
 
 
-def save(snapshot: Snapshot, group: Any, create: Callable[[], Path], commit: Commit) -> None:
+def save(snapshot: Snapshot, group: Any, create: Callable[[], str], write: Write, commit: Commit) -> None:
     """Write this rank's parts of ``snapshot``, and commit the checkpoint when all ranks have written theirs.
 
     All ranks must call it, in a thread that alone uses ``group``, torch's process group. ``create``: a function that
-    creates the folder for the parts and returns it. ``commit``: a function that completes the checkpoint. Only rank 0
-    calls these functions.
+    creates the place for the parts and returns it, such as a folder. ``commit``: a function that completes the
+    checkpoint. Only rank 0 calls these two. ``write``: a function with which each rank writes its parts to this place.
 
     Raise the error of any rank on all ranks: OSError if writing failed, ValueError for a dtype that is not supported,
     and FencedError if another coordinator has taken over. Raise PeerLostError if a rank is lost.
@@ -194,7 +206,7 @@ def save(snapshot: Snapshot, group: Any, create: Callable[[], Path], commit: Com
     try:
         save_all(
             {},
-            storage_writer=_Writer(rank, create, commit),
+            storage_writer=_Writer(rank, create, write, commit),
             planner=_SavePlanner(snapshot, rank),
             process_group=group,
         )
@@ -248,9 +260,8 @@ class _LoadPlanner(LoadPlanner):
 class _Reader(StorageReader):
     """Read rows of tensors from the parts of a checkpoint whose hashes were verified."""
 
-    def __init__(self, folder: Path, table: Table) -> None:
-        self._table = table
-        self._files = {file: PartsFile(folder, tensors) for file, tensors in table.items()}
+    def __init__(self, parts: Parts, table: Table) -> None:
+        self._parts, self._table = parts, table
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -277,20 +288,29 @@ class _Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
+        items = []
         for item in plan.items:
             file, name = _file_and_name(item.storage_index.fqn)
             assert item.storage_index.index is not None, "the planner sets it"
-            chunk = self._table[file][name].chunks[item.storage_index.index]
-            target, first = planner.resolve_tensor(item), next(iter(item.storage_offsets), 0)
-            direct = target.device.type == "cpu" and target.is_contiguous()
-            rows = target if direct else torch.empty(target.shape, dtype=target.dtype)
-            self._files[file].read_rows(rows, chunk.file, name, first)
-            if not direct:
-                target.copy_(rows)
-            planner.commit_tensor(item, target)
+            part, target = self._table[file][name].chunks[item.storage_index.index].file, planner.resolve_tensor(item)
+            items.append((target, part, name, next(iter(item.storage_offsets), 0)))
+        with ThreadPoolExecutor(self._parts.streams, "parts") as pool:
+            try:
+                for each in [pool.submit(self._read, *item) for item in items]:
+                    each.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
         future: torch.futures.Future[None] = torch.futures.Future()
         future.set_result(None)
         return future
+
+    @torch.no_grad()
+    def _read(self, target: Tensor, part: str, name: str, first: int) -> None:
+        direct = target.device.type == "cpu" and target.is_contiguous()
+        rows = target if direct else torch.empty(target.shape, dtype=target.dtype)
+        self._parts.read_rows(rows, part, name, first)
+        if not direct:
+            target.copy_(rows)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -298,13 +318,13 @@ class _Reader(StorageReader):
 
 
 @torch.no_grad()
-def load(folder: Path, table: Table, target: PartTarget, group: Any) -> dict[int, dict[str, Any]]:
-    """Read this rank's parts of a sharded checkpoint into ``target``. All ranks must call it.
+def load(parts: Parts, table: Table, target: PartTarget, group: Any) -> dict[int, dict[str, Any]]:
+    """Read this rank's rows of a sharded checkpoint into ``target``. All ranks must call it.
 
-    ``folder``: of the checkpoint, whose hashes were verified. ``group``: torch's process group. Return the optimizer's
-    state by index of the parameter and name, as in a ``state_dict()``.
+    ``parts``: where to read them. ``group``: torch's process group. Return the optimizer's state by index of the
+    parameter and name, as in a ``state_dict()``.
 
-    Raise CheckpointVolumeError on all ranks if one of them cannot read a part, and PeerLostError if a rank is lost.
+    Raise a VolumeError on all ranks if one of them cannot read a part, and PeerLostError if a rank is lost.
     """
     targets = {_key(MODEL, name): target.weight_part(name) for name in table[MODEL]}
     entries: dict[int, dict[str, Any]] = {}
@@ -314,12 +334,12 @@ def load(folder: Path, table: Table, target: PartTarget, group: Any) -> dict[int
         entries.setdefault(int(index), {})[key] = value
         targets[_key(OPTIMIZER, name)] = rows, begin
     try:
-        load_all({}, storage_reader=_Reader(folder, table), planner=_LoadPlanner(targets), process_group=group)
+        load_all({}, storage_reader=_Reader(parts, table), planner=_LoadPlanner(targets), process_group=group)
     except CheckpointException as error:
         try:
             _raise(error)
         except OSError as unreadable:
-            raise CheckpointVolumeError(folder, unreadable) from None
+            raise parts.error(unreadable) from None
     except RuntimeError as error:
         raise interpret(error) from None
     return entries

@@ -1,6 +1,6 @@
 """Predictions for plans on nodes that are interrupted (spot nodes), by the model of ``perf/step/interruptions.py``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruptions, STORE_BANDWIDTH_Bps
 from dljob.perf.workload.workload import Workload
@@ -10,56 +10,41 @@ SHORTEST_CHECKPOINT_S = 0.1
 """Assumed minimum of the seconds that a checkpoint takes, however small it is."""
 
 
-@dataclass(frozen=True)
-class Writing:
-    """How the ranks of a plan write a checkpoint."""
-
-    ranks: int = 1
-    """Number of ranks that each write a part of the state."""
-    gathering_s: float = 0.0
-    """Seconds for which training pauses until rank 0 has gathered the whole state."""
-
-
-RANK_0_HAS_THE_STATE = Writing()
-
-
 def checkpoint_s(workload: Workload, *, in_store: bool = False) -> float:
     """Return the predicted seconds to write a checkpoint, which has the parameters and the optimizer's state.
 
     ``in_store``: True if the checkpoints are in an object store, and not on a volume. If several ranks write a part
-    each, the parts share the bandwidth of the volume. The time for gathering the state on rank 0 is not included.
+    each, the parts share the bandwidth of the volume or the store.
     """
     nbytes = workload.gradient_nbytes * (1 + workload.optimizer_slots)
     return max(SHORTEST_CHECKPOINT_S, nbytes / (STORE_BANDWIDTH_Bps if in_store else CHECKPOINT_BANDWIDTH_Bps))
 
 
-def interruptions_of(request: Request, workload: Workload, writing: Writing = RANK_0_HAS_THE_STATE) -> Interruptions:
+def interruptions_of(request: Request, workload: Workload, writers: int = 1) -> Interruptions:
     """Return the model of a job's interruptions in the request's domain (part of the cluster), such as spot nodes.
 
     It has the interruptions per hour of one node, and the cost and interval of the job's checkpoints. A checkpoint
-    costs the training time in which a rank copies, hashes and writes its part, and in which the state is gathered.
-    ``writing``: how the ranks write a checkpoint.
+    costs the training time in which a rank copies, hashes and writes its part. ``writers``: number of ranks that each
+    write a part of the state.
     """
     write_s = checkpoint_s(workload, in_store=request.checkpoints_in_store)
     return Interruptions(
         request.domain.interruptions_per_h,
-        max(SHORTEST_CHECKPOINT_S, write_s / writing.ranks) + writing.gathering_s,
+        max(SHORTEST_CHECKPOINT_S, write_s / writers),
         request.checkpoint_interval_s,
         request.checkpoints,
     )
 
 
-def interrupted(
-    found: Prediction, request: Request, workload: Workload, nodes: int, writing: Writing = RANK_0_HAS_THE_STATE
-) -> Prediction:
+def interrupted(found: Prediction, request: Request, workload: Workload, nodes: int, writers: int = 1) -> Prediction:
     """Add what interruptions cost to ``found``, the prediction of a plan without interruptions.
 
-    ``nodes``: number of nodes in the plan. ``writing``: how its ranks write a checkpoint. Return ``found`` if the nodes
-    of the request's domain are never interrupted.
+    ``nodes``: number of nodes in the plan. ``writers``: number of its ranks that each write a part of a checkpoint.
+    Return ``found`` if the nodes of the request's domain are never interrupted.
     """
     if not request.domain.interruptions_per_h:
         return found
-    model = interruptions_of(request, workload, writing)
+    model = interruptions_of(request, workload, writers)
     total_s = float(model.expected_s(found.total_s, nodes))
     longer = total_s / found.total_s
     return replace(

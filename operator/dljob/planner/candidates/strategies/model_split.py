@@ -21,7 +21,7 @@ from dljob.perf.step.zero import element_nbytes
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.collectives import priced
-from dljob.planner.candidates.cost.interrupted import RANK_0_HAS_THE_STATE, Writing, interrupted
+from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -126,12 +126,13 @@ def prediction_of(
     batch: int,
     held: int,
     host: int,
-    writing: Writing = RANK_0_HAS_THE_STATE,
+    writers: int = 1,
 ) -> Prediction:
     """Return the prediction of a plan on equal ranks. ``step``: the predicted parts of its step time.
 
     ``batch``: number of samples whose input each rank prepares in a step. ``held``: bytes of memory that a rank needs
-    on its device. ``host``: bytes of main memory that a pod needs. ``writing``: how ranks write a checkpoint.
+    on its device. ``host``: bytes of main memory that a pod needs. ``writers``: number of ranks that each write a part
+    of a checkpoint.
     """
     option, ranks = part.option, part.ranks
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
@@ -160,9 +161,8 @@ def prediction_of(
         efficiency=min(1.0, option.curve.seconds(request.global_batch) / (option.shared_slowdown * step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
-        gathering_s=writing.gathering_s,
     )
-    return interrupted(made, request, workload, part.nodes, writing)
+    return interrupted(made, request, workload, part.nodes, writers)
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:

@@ -4,9 +4,8 @@ The trainer runs training scripts with ZeRO-3 in float32 (strategy Sharded), and
 the same number of samples on each rank, and as few micro-batches as the memory allows, because each micro-batch
 repeats the communication.
 
-With stage 3, each rank writes its part of a checkpoint on a volume, which all ranks see. In an object store, rank 0
-gathers the whole state for each checkpoint. When ranks resume, each one reads only its part of a checkpoint on a
-volume, or receives one whole tensor at a time, so that they then need less memory than for the next checkpoint.
+With stage 3, each rank writes its part of a checkpoint, to a volume that all ranks see or to an object store. When
+ranks resume, each one reads only its part, so that they then need less memory than for the next checkpoint.
 """
 
 from bisect import bisect_left
@@ -18,10 +17,8 @@ from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
 from dljob.perf.step import zero
-from dljob.perf.step.communication import scatter_gather_s
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
-from dljob.planner.candidates.cost.interrupted import RANK_0_HAS_THE_STATE, Writing
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
 from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of
@@ -50,7 +47,7 @@ def held_nbytes(
 
     ``stage``: stage of ZeRO, which says what the ranks shard. ``samples``: samples of a rank in a micro-batch. With
     stage 3 on CPUs, it is the larger of two amounts: that of the start, when each rank creates the whole model before
-    it keeps a part, and that of training with the copy of the state that rank 0 writes to a checkpoint.
+    it keeps a part, and that of training with the copy of the part that it writes to a checkpoint.
     """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
@@ -65,14 +62,8 @@ def held_nbytes(
 
 
 def copied_nbytes(workload: Workload, ranks: int, request: Request) -> float:
-    """Return the bytes of state that rank 0 copies to main memory for a checkpoint, with stage 3 on ``ranks`` ranks.
-
-    That is its part of the state if the checkpoints are on a volume, and the whole state, which it gathers, if they are
-    in an object store.
-    """
-    if not request.checkpoints:
-        return 0.0
-    return split.state_nbytes(workload) / (1 if request.checkpoints_in_store else ranks)
+    """Return the bytes of state that a rank copies to main memory for a checkpoint, with stage 3 on ``ranks`` ranks."""
+    return split.state_nbytes(workload) / ranks if request.checkpoints else 0.0
 
 
 def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Workload) -> ZeroCandidate | None:
@@ -126,39 +117,24 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     )
     held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
     host = host_nbytes(found, request, workload, samples, held)
-    writing = _writing(found, request, workload) if found.stage == 3 else RANK_0_HAS_THE_STATE
-    return prediction_of(part, step, request, workload, samples, held, host, writing)
-
-
-def _writing(found: ZeroCandidate, request: Request, workload: Workload) -> Writing:
-    """Return how the ranks of a candidate of stage 3 write a checkpoint."""
-    part, n = found.part, found.part.ranks
-    if not request.checkpoints_in_store:
-        return Writing(ranks=n)
-    if n == 1:
-        return RANK_0_HAS_THE_STATE
-    link, _ = link_of([part.option], part.nodes)
-    tensors = max(1, round((1 + workload.optimizer_slots) * len(workload.layers)))
-    _, gather_s = scatter_gather_s(split.state_nbytes(workload), float(n), link, tensors, part.nodes)
-    return Writing(gathering_s=float(gather_s))
+    writers = n if found.stage == 3 else 1
+    return prediction_of(part, step, request, workload, samples, held, host, writers)
 
 
 def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samples: int, held: int) -> int:
     """Return the main memory in bytes of a pod whose ranks have ``samples`` samples and need ``held`` bytes each.
 
     For checkpoints, each GPU rank copies its shards to main memory. With stage 3, each rank first creates the whole
-    model there, and rank 0 gathers the whole state there for checkpoints in an object store.
+    model there, and each rank has a client of the object store if the checkpoints are in one.
     """
     part = found.part
     ranks, is_gpu = part.option.ranks_per_node, part.option.pool.is_gpu
-    fixed = memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
+    clients = ranks if found.stage == 3 else 1
+    fixed = memory.AGENT_NBYTES + clients * workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
     if not is_gpu:
         return fixed + ranks * held
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks
     batches = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes
     if found.stage == 3:
-        # Pods are equal, so each one has room for the state that rank 0 gathers in one of them.
-        shared = ranks if request.checkpoints_in_store else 1
-        copied = copied_nbytes(workload, part.ranks, request) / shared
-        copies = max(REAL_NBYTES * workload.parameters, copied)
+        copies = max(REAL_NBYTES * workload.parameters, copied_nbytes(workload, part.ranks, request))
     return fixed + ranks * int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))

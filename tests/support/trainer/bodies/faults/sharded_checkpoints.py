@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from dlcontract import CheckpointRef, ModelRef
 from dlcontract.checkpoint.parts import part_name
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.sharded import verification
+from dltrain.checkpoint.sharded import checkpoints as sharded
 from dltrain.checkpoint.sharded.checkpoints import ShardedCheckpoints
 from dltrain.checkpoint.store import MANIFEST, MODEL, OPTIMIZER, Checkpoints
 from dltrain.checkpoint.tensor_file import Written
@@ -54,8 +54,10 @@ def network() -> nn.Module:
     return net.double()
 
 
-def started(group: ProcessGroup, folder: Path, net: nn.Module, steps: int, interval_s: float = 1e6) -> Trainer:
-    checkpoint = CheckpointRef(directory=str(folder), interval_s=interval_s)
+def started(
+    group: ProcessGroup, folder: Path, net: nn.Module, steps: int, interval_s: float = 1e6, uri: str | None = None
+) -> Trainer:
+    checkpoint = CheckpointRef(directory=str(folder), interval_s=interval_s, uri=uri)
     plan = make_plan(
         global_batch=12, shares=SHARES[group.size], steps=steps, model=ModelRef(command=("train",)), checkpoint=checkpoint,
         parallelism="Sharded", collective="Torch", bucket_nbytes=4096, min_ranks=group.size,
@@ -66,10 +68,15 @@ def started(group: ProcessGroup, folder: Path, net: nn.Module, steps: int, inter
 
 
 def trained(
-    group: ProcessGroup, folder: Path, steps: int, interval_s: float = 1e6, stepped: Callable[[], object] = int
+    group: ProcessGroup,
+    folder: Path,
+    steps: int,
+    interval_s: float = 1e6,
+    stepped: Callable[[], object] = int,
+    uri: str | None = None,
 ) -> Tensor:
-    """Train, and return all parameters. ``stepped`` is called after each step."""
-    trainer = started(group, folder, network(), steps, interval_s)
+    """Train, and return all parameters. ``stepped`` is called after each step. ``uri``: None for a volume."""
+    trainer = started(group, folder, network(), steps, interval_s, uri)
     for x, y in trainer.steps(trainer.loader(four_classes(77, torch.float64))):
         trainer.optimizer.zero_grad()
         cross_entropy(trainer.model(x), y).backward()
@@ -258,7 +265,7 @@ def check_verified(group: ProcessGroup, folder: Path) -> None:
 def check_other_content(group: ProcessGroup, found: Callable[[], Any], newest: Path, before: Path) -> None:
     """A file that only rank 1 cannot verify proves no damage. Ranks repeat what a transient error has interrupted."""
     original, calls = tensor_file.sha256, []
-    verification.PAUSES_S = (0.0,)
+    sharded.PAUSES_S = (0.0,)
     for error in (errno.EIO, errno.ENOENT, None):
 
         def sha256(path: Path, error: int | None = error) -> str:
@@ -334,4 +341,5 @@ def main() -> None:
     group.close()
 
 
-main()
+if __name__ == "__main__":
+    main()
