@@ -151,8 +151,9 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
     image = _image(operators, given)
     # A type that was measured before is measured again with --structures, because its profile may not have them.
     known = state.constants if given.structures is None else {}
+    view = state.view.on_platforms(operator_pods.architectures(operators))
     targets, why = probe_targets(
-        state.view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
+        view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
     )
     if why and not targets and why[0].startswith("--"):
         raise BadInputError(why[0])

@@ -5,7 +5,7 @@ arrive before or after the watch event. ``Cache.prune`` finds deletions that a b
 event loop only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -103,9 +103,11 @@ def utc_now() -> datetime:
 
 
 class Cache:
-    def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
-        """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
-        self._queues = queues
+    def __init__(
+        self, now: Callable[[], datetime] = utc_now, *, queues: bool = False, architectures: Collection[str] = ()
+    ) -> None:
+        """``queues``: False: the queue labels of jobs have no effect. ``architectures``: as of ``node_capacity``."""
+        self._queues, self._architectures = queues, architectures
         self.queue_api, self.queue_problem = "", ""
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
         self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
@@ -116,10 +118,8 @@ class Cache:
         self._touched, self.plans = set[JobKey](), StoredPlans()
         self._evictions = PodHistory[Eviction](attrgetter("eviction"))
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
-        self.profiles_version = 0
-        """Number that increases with each change of a profile."""
-        self.limits_version = 0
-        """Number that increases with each change of a quota or limit range."""
+        self.profiles_version = self.limits_version = 0
+        """Numbers that increase with each change of a profile, and of a quota or limit range."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -184,7 +184,7 @@ class Cache:
         """
         uid = body["metadata"]["uid"]
         if kind is NODE:
-            return self.ledger.put_node(seen.name, node_capacity(seen))
+            return self.ledger.put_node(seen.name, node_capacity(seen, self._architectures))
         if kind is not POD:
             return False
         changed = old is not None and old.uid != uid and self.ledger.drop_pod(old.uid)
@@ -390,8 +390,7 @@ class Cache:
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among the nodes named in ``used``."""
-        nodes = self._stores[NODE.plural].entries
-        names = set(used)
+        nodes, names = self._stores[NODE.plural].entries, set(used)
         return self._lost_nodes.among(names, {name: nodes["", name].seen for name in names if ("", name) in nodes})
 
     def ignores_faults(self, node: str) -> bool:
