@@ -44,6 +44,8 @@ class Node:
     """Allocatable ephemeral storage in bytes, whatever pods have requested of it; None if it is unknown."""
     left_out: str | None = None
     """Reason why new plans must not use the node, such as repeated faults; None if they may use it."""
+    free_pods: int | None = None
+    """Number of pods for which the node has room, whatever they request; None if it is unknown."""
     wrong_platform: bool = False
     """True if no pod of a job can run on the node, because of its operating system or architecture (``left_out``)."""
 
