@@ -27,7 +27,7 @@ def platform_error(labels: Mapping[str, str], architectures: Collection[str] = (
     """
     found = labels.get(OS_LABEL) or OS
     if found != OS:
-        return f"label {OS_LABEL}: found {found}; expected {OS}, which the images of jobs need. Add nodes with {OS}"
+        return f"label {OS_LABEL}: found {found}; expected {OS}, which the images of jobs need. Add Linux nodes"
     found = labels.get(ARCHITECTURE_LABEL) or ""
     if not found or not architectures or found in architectures:
         return None
