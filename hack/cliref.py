@@ -13,7 +13,8 @@ This page is for users of the command `dljob`. It lists every command with its a
 `'./operator[operator]'` adds what the commands need that reach a cluster, `'./operator[suggest]'` what `suggest`
 needs. The installation contains the kubectl plug-in: `kubectl dljob` has the same commands and options.
 
-Commands that reach a cluster use the current context of the kubeconfig (`KUBECONFIG`, or `~/.kube/config`).
+Commands that reach a cluster use the current context of the kubeconfig (`KUBECONFIG`, or `~/.kube/config`). Without a
+`proxy-url` there, the proxy in `HTTPS_PROXY` applies, except for the hosts in `NO_PROXY`, as for kubectl.
 `suggest`, `serve`, `plan --cluster` and `probe --local` need no cluster.
 
 | Exit code | Meaning |

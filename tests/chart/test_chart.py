@@ -156,6 +156,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "toleration of nothing": ({"jobDefaults": {"scheduling": {"tolerations": [{"value": "x"}]}}}, ("tolerations",)),
     "text for seconds": ({"jobDefaults": {"runPolicy": {"ttlSecondsAfterFinished": "1h"}}}, ("integer",)),
     "free energy": ({"jobDefaults": {"prices": {"usdPerKwh": 0}}}, ("usdPerKwh",)),
+    "architecture of another name": ({"nodes": {"architectures": ["x86_64"]}}, ("architectures", "amd64")),
     "no limit of faults": ({"nodeFaults": {"limit": 0}}, ("limit", "1")),
     "longest time below the first": (
         {"nodeFaults": {"leftOutSeconds": 7200, "maxLeftOutSeconds": 3600}}, ("maxLeftOutSeconds", "3600", "7200"),

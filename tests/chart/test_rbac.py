@@ -10,9 +10,14 @@ from dljob.job.observed import JobSeen
 from dljob.render.helpers.look import look_objects
 from dljob.render.helpers.probe import PROBE_PRIORITY
 from dljob.render.support import _role
-from support.manifests.helm_chart import CHART, of_kind, one, render
+from support.manifests.helm_chart import CHART, MONITORED, of_kind, one, render
 
 Json = dict[str, Any]
+NAMESPACED = {
+    "ConfigMap", "Deployment", "NetworkPolicy", "PodMonitor", "PrometheusRule", "Role", "RoleBinding", "Service",
+    "ServiceAccount", "ServiceMonitor",
+}  # fmt: skip
+"""Kinds of objects of the chart that belong to a namespace."""
 TABLE: dict[str, list[Json]] = yaml.safe_load((CHART / "files/rbac.yaml").read_text())
 
 
@@ -225,6 +230,36 @@ def test_bindings_name_the_service_account() -> None:
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine", "namespace": "here"}]
     assert one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     assert not of_kind(objects, "ServiceAccount")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ({"singleNamespaceInstall": True}, {"singleNamespaceInstall": True}),
+        ({"watchNamespaces": ["a"]}, {"watchNamespaces": ["b"]}),
+        ({}, {"singleNamespaceInstall": True}),
+    ],
+)
+def test_releases_of_one_name_in_several_namespaces_share_no_object(limits: tuple[Json, Json]) -> None:
+    """Fixed bug: both had the same ClusterRoles, so that Helm refused the second release."""
+    first, second = (
+        {
+            (each["kind"], each["metadata"].get("namespace", namespace), each["metadata"]["name"])
+            if each["kind"] in NAMESPACED
+            else (each["kind"], "", each["metadata"]["name"])
+            for each in render(MONITORED | {"kueue": {"enabled": True}} | values, namespace=namespace)
+            if each["kind"] != "CustomResourceDefinition"  # Only one release may own these.
+        }
+        for namespace, values in zip(("here", "there"), limits, strict=True)
+    )
+    assert {kind for kind, _, _ in first} - NAMESPACED >= {"ClusterRole", "ClusterRoleBinding"}
+    assert not first & second
+
+
+def test_roles_of_a_release_for_all_namespaces_keep_their_names() -> None:
+    """Administrators may have bound them."""
+    names = {role["metadata"]["name"] for role in of_kind(render(), "ClusterRole")}
+    assert names == {"dljob", "dljob-view", "dljob-edit"}
 
 
 def test_users_of_namespaces_get_roles_for_jobs_only() -> None:

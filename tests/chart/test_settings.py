@@ -73,6 +73,12 @@ def test_defaults_of_jobs_reach_the_settings() -> None:
     assert Settings.of(environment({})).job_defaults.empty
 
 
+def test_architectures_of_nodes_reach_the_settings() -> None:
+    assert environment({})["DLJOB_NODE_ARCHITECTURES"] == "", "the operator takes that of its machine"
+    values = {"nodes": {"architectures": ["arm64", "amd64"]}}
+    assert Settings.of(environment(values)).node_architectures == ("amd64", "arm64")
+
+
 def test_node_faults_reach_the_settings() -> None:
     values = {"limit": 3, "windowSeconds": 1800, "leftOutSeconds": 600, "maxLeftOutSeconds": 604800}
     assert Settings.of(environment({"nodeFaults": values})).fault_policy == FaultPolicy(3, 1800, 600, 604800)

@@ -52,6 +52,8 @@
   value: {{ .Values.probes.gpus | quote }}
 - name: DLJOB_PROBE_PRIORITY_CLASS
   value: {{ include "dljob.probePriorityClassName" . }}
+- name: DLJOB_NODE_ARCHITECTURES
+  value: {{ .Values.nodes.architectures | join "," | quote }}
 - name: DLJOB_NODE_FAULTS
   value: {{ ternary (int .Values.nodeFaults.limit) 0 .Values.nodeFaults.enabled | quote }}
 - name: DLJOB_NODE_FAULT_WINDOW_SECONDS

@@ -11,6 +11,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/*
+Name of the release's ClusterRoles, which belong to no namespace. Releases in several namespaces may have the same name, if
+each manages jobs in some namespaces only.
+*/}}
+{{- define "dljob.clusterRoleName" -}}
+{{- $name := include "dljob.fullname" . -}}
+{{- ternary (printf "%s-%s" $name .Release.Namespace) $name (gt (len (include "dljob.watchNamespaces" . | fromJsonArray)) 0) -}}
+{{- end -}}
+
 {{- define "dljob.selector" -}}
 app.kubernetes.io/name: {{ include "dljob.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -55,7 +55,7 @@ class Operator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._metrics, self._cache = Metrics(), Cache(queues=settings.queues)
+        self._metrics, self._cache = Metrics(), Cache(queues=settings.queues, architectures=settings.node_architectures)
         self._queue: WorkQueue[JobKey] = WorkQueue(self._cache.runs)
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()

@@ -19,6 +19,7 @@
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
 | DLJOB_JOB_DEFAULTS | {} | what jobs get unless their spec says otherwise (JSON, the chart value jobDefaults) |
 | DLJOB_GANG_SCHEDULING | none | API of the PodGroups of jobs: none, kubernetes, coscheduling or volcano |
+| DLJOB_NODE_ARCHITECTURES | (that of this machine) | architectures of nodes for jobs, comma-separated, such as amd64 |
 | DLJOB_NODE_TEMPLATES | [] | nodes that an autoscaler can add (JSON, the chart value autoscaling.nodeTemplates) |
 | DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need nodes from DLJOB_NODE_TEMPLATES |
 | DLJOB_PROVISIONING_CLASS | (none) | class of the ProvisioningRequests for new nodes; none: pending pods ask for them |
@@ -42,6 +43,7 @@
 """
 
 import json
+import platform
 import re
 import secrets
 import socket
@@ -52,6 +54,7 @@ from typing import Any
 from dljob.api.defaults import JobDefaults
 from dljob.api.overrides import OverridePolicy
 from dljob.cluster import Node
+from dljob.cluster.platforms import ARCHITECTURES, VALUE, architecture
 from dljob.cluster.templates import START_TIMEOUT_S, NodeTemplates, parse_templates
 from dljob.faults import FaultPolicy
 from dljob.faults.ledger import MAX_FAULTS
@@ -90,6 +93,7 @@ class Settings:
     overrides: OverridePolicy
     job_defaults: JobDefaults
     gang_scheduling: GangScheduling
+    node_architectures: tuple[str, ...]
     node_templates: tuple[Node, ...]
     scale_up_s: float
     provisioning_class: str
@@ -130,6 +134,7 @@ class Settings:
                 f"DLJOB_NODE_LEFT_OUT_MAX_SECONDS: found {left_out_max_s:g}; expected at least "
                 f"DLJOB_NODE_LEFT_OUT_SECONDS, {left_out_s:g}. Raise the former or lower the latter"
             )
+        architectures = _architectures(env.get("DLJOB_NODE_ARCHITECTURES") or "")
         return cls(
             trainer_image=image,
             trainer_pull_policy=_one_of(env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", PULL_POLICIES),
@@ -148,7 +153,8 @@ class Settings:
             overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),
             job_defaults=_job_defaults(env.get("DLJOB_JOB_DEFAULTS") or "{}"),
             gang_scheduling=GangScheduling(_one_of(env, "DLJOB_GANG_SCHEDULING", "none", tuple(GangScheduling))),
-            node_templates=_node_templates(env.get("DLJOB_NODE_TEMPLATES") or "[]"),
+            node_architectures=architectures,
+            node_templates=_node_templates(env.get("DLJOB_NODE_TEMPLATES") or "[]", architectures),
             scale_up_s=_number(env, "DLJOB_SCALE_UP_SECONDS", START_TIMEOUT_S, 10, 86400),
             provisioning_class=_class_name(env.get("DLJOB_PROVISIONING_CLASS") or ""),
             preempts=_one_of(env, "DLJOB_PREEMPTION", "Never", ("Never", "LowerPriority")) == "LowerPriority",
@@ -246,9 +252,20 @@ def _job_defaults(text: str) -> JobDefaults:
     return parse_defaults(document)
 
 
-def _node_templates(text: str) -> tuple[Node, ...]:
+def _architectures(text: str) -> tuple[str, ...]:
+    """Return the architectures of nodes for jobs, in the order of their names; by default that of this machine."""
+    given = {name.strip() for name in text.split(",") if name.strip()} or {architecture(platform.machine())}
+    for name in sorted(given - {*ARCHITECTURES, architecture(platform.machine())}):
+        known = f"{architecture(name)} instead" if architecture(name) != name else ", ".join(ARCHITECTURES)
+        raise ValueError(
+            f"DLJOB_NODE_ARCHITECTURES: found {name!r:.50}; expected {known}. Correct the chart value {VALUE}"
+        )
+    return tuple(sorted(given))
+
+
+def _node_templates(text: str, architectures: tuple[str, ...]) -> tuple[Node, ...]:
     try:
-        return parse_templates(text)
+        return parse_templates(text, architectures)
     except ValueError as error:
         raise ValueError(f"DLJOB_NODE_TEMPLATES: {error}") from None
 

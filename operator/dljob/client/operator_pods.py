@@ -11,12 +11,14 @@ from typing import Any
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.client import files
 from dljob.client.errors import BadInputError
+from dljob.cluster.platforms import ARCHITECTURE_LABEL
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates, parse_templates
 from dljob.job.defaults import ROOT, parse_defaults
 
 NAME_LABEL, CONTAINER = "app.kubernetes.io/name", "operator"
 DEFAULTS_VARIABLE, NAMESPACES_VARIABLE = "DLJOB_JOB_DEFAULTS", "DLJOB_WATCH_NAMESPACES"
 IMAGE_VARIABLE = "DLJOB_TRAINER_IMAGE"
+ARCHITECTURES_VARIABLE = "DLJOB_NODE_ARCHITECTURES"
 TEMPLATES_VARIABLE, TEMPLATES_VALUE = "DLJOB_NODE_TEMPLATES", "autoscaling.nodeTemplates"
 
 
@@ -32,6 +34,8 @@ class OperatorPod:
     templates: str = "[]"
     """Nodes that an autoscaler can add, as JSON."""
     trainer_image: str = ""
+    architectures: tuple[str, ...] = ()
+    """Processor architectures of the nodes of jobs; empty: unknown."""
 
 
 def from_file(path: str) -> JobDefaults:
@@ -50,10 +54,13 @@ def from_file(path: str) -> JobDefaults:
         raise BadInputError(f"{path}: {error}") from None
 
 
-def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
+def operator_pods(
+    pods: Iterable[Mapping[str, Any]], nodes: Mapping[str, Mapping[str, str]] | None = None
+) -> tuple[OperatorPod, ...]:
     """Return the pods of operators among ``pods``, with the settings in the environment variables of their containers.
 
-    ``pods``: all pods of the cluster, as API objects.
+    ``pods``: all pods of the cluster, as API objects. ``nodes``: name of each node → its labels. The architecture of
+    its node is the default for one of the settings.
     """
     found = []
     for pod in pods:
@@ -65,8 +72,21 @@ def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
                 names = tuple(name.strip() for name in env[NAMESPACES_VARIABLE].split(",") if name.strip())
                 full = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
                 texts = env.get(DEFAULTS_VARIABLE) or "{}", env.get(TEMPLATES_VARIABLE) or "[]"
-                found.append(OperatorPod(full, names, *texts, env.get(IMAGE_VARIABLE) or ""))
+                own = (nodes or {}).get(pod["spec"].get("nodeName") or "", {}).get(ARCHITECTURE_LABEL, "")
+                listed = (env.get(ARCHITECTURES_VARIABLE) or own).split(",")
+                built_for = tuple(sorted({name.strip() for name in listed if name.strip()}))
+                found.append(OperatorPod(full, names, *texts, env.get(IMAGE_VARIABLE) or "", built_for))
     return tuple(found)
+
+
+def architectures(pods: Iterable[OperatorPod], namespace: str | None = None) -> tuple[str, ...]:
+    """Return the architectures of nodes for jobs, from the settings of the operators that manage a namespace.
+
+    Return an empty tuple if they are unknown. The replicas of an operator may run on nodes of different architectures;
+    those of all of them count. ``namespace``: None for all operators.
+    """
+    managing = pods if namespace is None else _managing(pods, namespace)
+    return tuple(sorted({name for pod in managing for name in pod.architectures}))
 
 
 def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
@@ -110,7 +130,7 @@ def templates_of_namespace(pods: Iterable[OperatorPod], namespace: str) -> NodeT
     if (text := _same(TEMPLATES_VALUE, {pod.templates for pod in managing}, managing, namespace)) is None:
         return NO_TEMPLATES
     try:
-        return NodeTemplates(parse_templates(text))
+        return NodeTemplates(parse_templates(text, architectures(managing)))
     except ValueError as error:
         raise _other_release(managing[0], error) from None
 

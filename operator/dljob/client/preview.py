@@ -34,8 +34,9 @@ class ClusterState:
     """The DLProfile objects of the cluster, also those that only the plans of one namespace use."""
 
     def in_namespace(self, namespace: str) -> "ClusterState":
-        """Return the state with the measured constants for the plans of a namespace."""
-        return replace(self, constants=learned_by_model(self.profiles, namespace))
+        """Return the state for the plans of a namespace: its measured constants, and nodes that its jobs can use."""
+        view = self.view.on_platforms(operator_pods.architectures(self.operators, namespace))
+        return replace(self, view=view, constants=learned_by_model(self.profiles, namespace))
 
 
 async def observe(api: Any) -> ClusterState:
@@ -52,8 +53,9 @@ async def observe(api: Any) -> ClusterState:
         if error.code not in (403, 404):
             raise
         profiles = []
-    view = cluster_view([node(body) for body in nodes], pods)
-    return ClusterState(view, learned_by_model(profiles, ""), operator_pods.operator_pods(pods), tuple(profiles))
+    seen = [node(body) for body in nodes]
+    operators = operator_pods.operator_pods(pods, {each.name: each.labels for each in seen})
+    return ClusterState(cluster_view(seen, pods), learned_by_model(profiles, ""), operators, tuple(profiles))
 
 
 async def refusals(api: Any, jobs: Sequence[tuple[Job, str]]) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dljob.cluster.view import ClusterView, Node, cluster_view
+from dljob.cluster.view import ClusterView, Node, cluster_view, on_platforms
 
 MAX_NEW_NODES = 2000
 """Maximum number of nodes that all templates may add together, so that plans consider at most this many new nodes."""
@@ -44,7 +44,7 @@ class NodeTemplates:
             alike = [
                 node.name
                 for node in view.nodes
-                if (node.device, node.devices) == (device, devices)
+                if (node.device, node.devices, node.wrong_platform) == (device, devices, False)
                 and node.name not in counted
                 and labels <= node.labels.items()
             ][: len(new)]
@@ -56,8 +56,10 @@ class NodeTemplates:
 NO_TEMPLATES = NodeTemplates()
 
 
-def parse_templates(text: str) -> tuple[Node, ...]:
+def parse_templates(text: str, architectures: Collection[str] = ()) -> tuple[Node, ...]:
     """Return every node that the templates can add. ``text``: JSON, the chart value ``autoscaling.nodeTemplates``.
+
+    ``architectures``: those of nodes that jobs can use, as of ``ClusterView.on_platforms``.
 
     Each template has the fields of an entry of ``cluster_view``, with ``count``, its maximum number of nodes. Raise
     ValueError if the text is invalid or has more than ``MAX_NEW_NODES`` nodes. The message says what is expected.
@@ -80,4 +82,4 @@ def parse_templates(text: str) -> tuple[Node, ...]:
             f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template "
             "of the chart value autoscaling.nodeTemplates"
         )
-    return found
+    return on_platforms(found, architectures)

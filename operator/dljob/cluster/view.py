@@ -6,12 +6,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from dljob.cluster.catalogue import gpu
+from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
 
@@ -43,6 +44,10 @@ class Node:
     """Allocatable ephemeral storage in bytes, whatever pods have requested of it; None if it is unknown."""
     left_out: str | None = None
     """Reason why new plans must not use the node, such as repeated faults; None if they may use it."""
+    free_pods: int | None = None
+    """Number of pods for which the node has room, whatever they request; None if it is unknown."""
+    wrong_platform: bool = False
+    """True if no pod of a job can run on the node, because of its operating system or architecture (``left_out``)."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,23 @@ class ClusterView:
             tuple(replace(node, left_out=texts[node.name]) if node.name in texts else node for node in self.nodes)
         )
 
+    def on_platforms(self, architectures: Collection[str]) -> "ClusterView":
+        """Return a view in which nodes of other architectures are marked, so that plans do not use them.
+
+        ``architectures``: those for which the trainer image is built; empty: any.
+        """
+        return ClusterView(on_platforms(self.nodes, architectures))
+
     @property
     def device_types(self) -> tuple[str, ...]:
         """Return the sorted device types of all nodes."""
         return tuple(sorted({node.device for node in self.nodes}))
+
+
+def on_platforms(nodes: Iterable[Node], architectures: Collection[str]) -> tuple[Node, ...]:
+    """Return the nodes. Those on which no pod of a job can run are marked (``platforms.platform_error``)."""
+    found = [(node, platform_error(node.labels, architectures)) for node in nodes]
+    return tuple(replace(node, left_out=error, wrong_platform=True) if error else node for node, error in found)
 
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
@@ -141,7 +159,7 @@ def cluster_view(document: object) -> ClusterView:
             raise ValueError(f"cluster: found more than {MAX_NODES} nodes; expected at most {MAX_NODES}")
     if twice := [name for name, n in Counter(node.name for node in nodes).items() if n > 1]:
         raise ValueError(f"cluster: found two nodes named {twice[0]!r}; expected unique names")
-    return ClusterView(tuple(nodes))
+    return ClusterView(tuple(nodes)).on_platforms(())
 
 
 def _nodes(index: int, entry: object) -> Iterator[Node]:

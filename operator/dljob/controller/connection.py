@@ -7,6 +7,7 @@ for a kubeconfig with an exec plugin.
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import aiohttp
@@ -50,6 +52,8 @@ class Connection:
     """True if the credentials are those of the pod's service account, whose token Kubernetes replaces."""
     again: Callable[[], "Connection"] | None = None
     """Function that reads the kubeconfig and calls its plugin again, for another token; None in a pod."""
+    server_name: str | None = None
+    """Name that the certificate of the API server must have (``tls-server-name``); None: that of the address."""
 
     @property
     def server(self) -> str:
@@ -59,7 +63,7 @@ class Connection:
         """Return a new session, whose responses have the class ``responses``. The caller closes it."""
         return aiohttp.ClientSession(
             response_class=responses,
-            connector=Connector(self.info.as_ssl_context()),
+            connector=Connector(self.info.as_ssl_context(), self.server_name),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
             middlewares=() if self.again is None else (Renewal(self),),
             proxy=self.info.proxy_url,
@@ -114,9 +118,18 @@ class Connector(aiohttp.TCPConnector):
     at the end of a command or of a client of the SDK, the socket remains open.
     """
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
+    def __init__(self, tls: ssl.SSLContext, server_name: str | None = None) -> None:
+        """``server_name``: name that the server's certificate must have; None: that of the address."""
         super().__init__(limit=0, ssl=tls, keepalive_timeout=60, socket_factory=self._made)
         self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._server_name = server_name
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.connector.Connection:
+        if self._server_name is not None:
+            req.server_hostname = self._server_name
+        return await super().connect(req, traces, timeout)
 
     def _made(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
@@ -145,11 +158,14 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
     settings = kopf.OperatorSettings()
     in_pod = TOKEN.exists() and kubeconfig is None and context is None
     info: kopf.ConnectionInfo | None = None
+    server_name: str | None = None
     try:
         if in_pod:
             info = kopf.login_with_service_account(settings=settings)
         elif paths := kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig(context):
-            with _kubeconfig(paths, context) as merged:
+            document = _merged((Path(name).expanduser() for name in _names(paths)), context)
+            server_name = _server_name(document)
+            with _kubeconfig(document) as merged:
                 info = kopf.login_with_kubeconfig(settings=settings)
                 if info is not None and not _has_credentials(info):
                     info = _via_client(info, merged)
@@ -168,7 +184,71 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
         # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
-    return Connection(info, in_pod, None if in_pod else partial(connect, kubeconfig, context))
+    if not info.proxy_url:
+        info = replace(info, proxy_url=proxy_from_environment(info.server, os.environ))
+    return Connection(info, in_pod, None if in_pod else partial(connect, kubeconfig, context), server_name)
+
+
+def proxy_from_environment(server: str, environment: Mapping[str, str]) -> str | None:
+    """Return the proxy for the API server ``server`` from HTTPS_PROXY (or HTTP_PROXY) and NO_PROXY; None: no proxy.
+
+    The rules are those of kubectl (golang.org/x/net/http/httpproxy). NO_PROXY may contain domains, IP addresses and
+    CIDR ranges. Names in lower case count, too. Local addresses have no proxy. Raise ValueError for a proxy of another
+    kind than HTTP.
+    """
+    address = urlsplit(server)
+    name = f"{address.scheme}_proxy"
+    found = environment.get(name.upper()) or environment.get(name)
+    excluded = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    port = address.port or {"https": 443, "http": 80}.get(address.scheme)
+    if not found or not address.hostname or not _uses_proxy(address.hostname, port, excluded):
+        return None
+    proxy = found if "://" in found else f"http://{found}"
+    if urlsplit(proxy).scheme not in ("http", "https"):
+        raise ValueError(
+            f"{name.upper()}: found a proxy of the kind {urlsplit(proxy).scheme}; expected http://HOST:PORT. Set the "
+            "address of an HTTP proxy, or add the API server to NO_PROXY"
+        )
+    return proxy
+
+
+def _uses_proxy(host: str, port: int | None, excluded: str) -> bool:
+    """Return True if requests to a host use the proxy. ``excluded``: the value of NO_PROXY."""
+    address = _ip_address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return False
+    for entry in (item.strip().lower() for item in excluded.split(",")):
+        if entry == "*":
+            return False
+        if "/" in entry:
+            with suppress(ValueError):
+                if address is not None and address in ipaddress.ip_network(entry, strict=False):
+                    return False
+            continue
+        name, wanted_port = _split_port(entry)
+        if not name or wanted_port not in ("", str(port)):
+            continue
+        if (excluded_address := _ip_address(name)) is not None:
+            if excluded_address == address:
+                return False
+            continue
+        domain = name.removeprefix("*").removeprefix(".")
+        if host.endswith(f".{domain}") or (host == domain and name == domain):
+            return False
+    return True
+
+
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _split_port(entry: str) -> tuple[str, str]:
+    """Split an entry of NO_PROXY into its host and its port; the port is empty without one."""
+    host, _, port = entry.rpartition(":")
+    return (host, port) if port.isdigit() and _ip_address(entry) is None else (entry, "")
 
 
 def _has_credentials(info: kopf.ConnectionInfo) -> bool:
@@ -181,15 +261,27 @@ def _default_kubeconfig(context: str | None) -> str | None:
     return str(path) if context is not None or path.exists() else None
 
 
-@contextmanager
-def _kubeconfig(paths: str, context: str | None) -> Iterator[str]:
-    """Let kopf read a kubeconfig, which it takes only from KUBECONFIG. Yield the path of the merged file.
+def _names(paths: str) -> list[str]:
+    """Return the paths of kubeconfigs. ``paths``: one path, or several as in KUBECONFIG."""
+    return [path.strip() for path in paths.split(os.pathsep) if path.strip()]
 
-    ``paths``: path of a kubeconfig, or several as in KUBECONFIG. ``context``: context in place of the current one. The
-    variable has its old value again afterwards.
+
+def _server_name(document: Mapping[str, Any]) -> str | None:
+    """Return ``tls-server-name`` of the cluster of a kubeconfig's current context; None if it has none."""
+    contexts = {item["name"]: item["context"] for item in document["contexts"]}
+    clusters = {item["name"]: item["cluster"] for item in document["clusters"]}
+    context = contexts.get(document.get("current-context"), {})
+    found: str | None = clusters.get(context.get("cluster"), {}).get("tls-server-name")
+    return found or None
+
+
+@contextmanager
+def _kubeconfig(document: Mapping[str, Any]) -> Iterator[str]:
+    """Let kopf read a kubeconfig, which it takes only from KUBECONFIG. Yield the path of its file.
+
+    ``document``: the kubeconfig, merged and with the wanted current context. The variable has its old value again
+    afterwards.
     """
-    names = [path.strip() for path in paths.split(os.pathsep)]
-    document = _merged((Path(name).expanduser() for name in names if name), context)
     with _environment, tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as merged:
         before = os.environ.get("KUBECONFIG")
         yaml.safe_dump(document, merged)

@@ -109,7 +109,9 @@ class HardwareProbes:
         selector = f"{PROBE_LABEL}={BY_OPERATOR}"
         listed = await self._api.find(POD, self._namespace, labelSelector=selector) if self._running else []
         pods = [_seen(body, now) for body in listed]
-        jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
+        at = [pod.node for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
+        looks = [look for job in self._cache.jobs() if (look := self._cache.look_of(job)) is not None]
+        at += [look.node or None for look in looks if look.phase not in ("Succeeded", "Failed")]
         self._note_gone({pod.name: pod.device for pod in pods})
         self._over &= {pod.name for pod in pods}
         profiles = self._cache.profiles()
@@ -128,8 +130,8 @@ class HardwareProbes:
             known,
             pods,
             starts,
-            {pod.node for pod in jobs if pod.node is not None},
-            any(pod.node is None for pod in jobs),
+            {node for node in at if node is not None},
+            None in at,
             self._image.tolerations,
             gpus=self._gpus,
         )

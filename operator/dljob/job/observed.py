@@ -302,6 +302,8 @@ class LookSeen:
     """Name of its node; empty before it has one."""
     rejection: Rejection | None = None
     """Set if the kubelet of its node has rejected the pod."""
+    eviction: Eviction | None = None
+    """Set if the kubelet of its node has evicted the pod."""
     set: str = ""
     """Always empty, as of every pod without a StatefulSet."""
 
@@ -351,6 +353,8 @@ class Observed:
     """Nodes that new plans of this job must not use, because of repeated faults."""
     evictions: tuple[Eviction, ...] = ()
     """The last evictions of the job's pods, also of pods that are gone. A restarted operator knows no earlier ones."""
+    look_evictions: tuple[Eviction, ...] = ()
+    """The last evictions of look pods, as ``evictions``."""
     rejections: tuple[Rejection, ...] = ()
     """The last pods of the job that a kubelet has rejected, also those that are gone.
 

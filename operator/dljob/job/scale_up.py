@@ -38,7 +38,7 @@ def missing_nodes(decision: Decision, existing: ClusterView) -> int:
     """
     missing = 0
     for group in decision.chosen.groups:
-        fits = [node for node in existing.nodes if node.device == group.device]
+        fits = [node for node in existing.nodes if node.device == group.device and node.left_out is None]
         missing += max(0, group.nodes - sum(node.free_devices >= group.ranks_per_node for node in fits))
     return max(1, missing)
 

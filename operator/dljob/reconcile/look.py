@@ -2,9 +2,11 @@
 
 from datetime import datetime
 
-from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
+from dljob.api import DLJobSpec
+from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, Eviction, LookSeen
 from dljob.reconcile.admission import priority_class
 from dljob.reconcile.desired import Draft, Target
+from dljob.reconcile.failures.storage_evictions import cause_of
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.spec.task import CONDITION, Looking
 from dljob.render import Names, RenderConfig
@@ -13,6 +15,8 @@ from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, is_true
 
 REJECTED_RETRY_S = 10.0
 """Age in seconds of a look pod that the kubelet of its node has rejected, at which another pod takes its place."""
+MAX_EVICTIONS = 3
+"""Number of evicted look pods of a job in whose place another pod starts."""
 _OF_NODE = frozenset({"NodeShutdown", "NodeLost", "Terminated", "Preempting"})
 """Reasons of failed pods that concern the node alone: the pod that follows may succeed."""
 
@@ -61,6 +65,12 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         else:
             _delete(pod, draft)
         return
+    if pod is not None and (evicted := pod.eviction) is not None:
+        verdict = _evicted(evicted, len(observed.look_evictions), looking.spec)
+        draft.verdicts.append(verdict)
+        if verdict.status is UNKNOWN:
+            _delete(pod, draft)
+        return
     wanted = look_pod(job, looking.spec, parsed.defaults, config)
     if pod is not None and (pod.deleting or pod.digest != wanted["metadata"]["annotations"][DIGEST_ANNOTATION]):
         text = f"pod {pod.name} is being deleted or is of an earlier spec, and ends before a new one starts"
@@ -75,6 +85,26 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         draft.verdicts.append(Verdict(CONDITION, FALSE, "ObjectRejected", rejected.message if rejected.taken else text))
         return
     draft.verdicts.append(_followed(pod, names, draft))
+
+
+def _evicted(found: Eviction, times: int, spec: DLJobSpec) -> Verdict:
+    """Return the verdict about an evicted look pod. Its status is UNKNOWN if another pod takes its place.
+
+    The data of a pod that used more storage than it may would fill the next one, too. ``times``: number of look pods of
+    the job that were evicted.
+    """
+    text = f"node {found.node} evicted pod {found.pod} ({found.message or 'no reason given'})"
+    again = "and delete the pod to look again"
+    if (cause := cause_of(found, spec)) is not None and cause.counts:
+        remedy = "Set a larger spec.dataset.size if the data exceeded it, or make a smaller sample"
+        return Verdict(
+            CONDITION, FALSE, "LookFailed", f"{text}; expected a pod within its limits of storage. {remedy}, {again}"
+        )
+    if times > MAX_EVICTIONS:
+        remedy = "Free resources of the nodes, or choose others with spec.scheduling.nodeSelector"
+        text = f"{text}, the last of {times} evicted pods; expected at most {MAX_EVICTIONS}. {remedy}, {again}"
+        return Verdict(CONDITION, FALSE, "LookFailed", text)
+    return Verdict(CONDITION, UNKNOWN, "Looking", f"{text}. Another pod starts and looks at the data")
 
 
 def _followed(pod: LookSeen | None, names: Names, draft: Draft) -> Verdict:

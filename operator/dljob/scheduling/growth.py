@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from dljob.cluster import ClusterView, Node
 
-_FREE = ("free_devices", "free_cpu", "free_memory_nbytes")
+_FREE = ("free_devices", "free_cpu", "free_memory_nbytes", "free_pods")
 _others = attrgetter(*(field.name for field in fields(Node) if field.name not in _FREE))
 """Function that returns the fields of a node that do not change with the pods on it."""
 

@@ -185,4 +185,5 @@ def _free(capacity: NodeCapacity, used: Requests, pods: int) -> Node:
         free_devices=max(0, left.devices) if node.is_gpu else 1,
         free_cpu=max(0, left.cpu_m) / 1000,
         free_memory_nbytes=max(0, left.memory_nbytes),
+        free_pods=None if capacity.max_pods is None else max(0, capacity.max_pods - pods),
     )

@@ -37,12 +37,20 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
 
     They are subtracted where the pods will most likely run: on nodes of the reservation's device type and domain. Nodes
     that have enough of every resource are taken first, and others only if those are too few. In both cases, the node
-    with the most free devices (then the most free CPU) comes first; of equal nodes, the first in the view.
+    with the most free devices (then the most free CPU) comes first; of equal nodes, the first in the view. Each pod
+    also takes one of the pods that its node can run. Nothing is free on a node that has no room for another pod.
     """
     by_device: dict[str, list[_Left]] = {}
     for i, node in enumerate(view.nodes):
         by_device.setdefault(node.device, []).append(
-            (-node.free_devices, -node.free_cpu, i, node.free_memory_nbytes, node.is_gpu)
+            (
+                -node.free_devices,
+                -node.free_cpu,
+                i,
+                node.free_memory_nbytes,
+                node.is_gpu,
+                ANY_NUMBER if node.free_pods is None else node.free_pods,
+            )
         )
     changed: dict[int, _Left] = {}
     heaps: set[str] = set()
@@ -57,13 +65,24 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
             heappush(left, node_left)
             changed[node_left[2]] = node_left
     nodes = list(view.nodes)
-    for i, (devices, cpu, _, memory_nbytes, _) in changed.items():
-        nodes[i] = replace(nodes[i], free_devices=-devices, free_cpu=max(0.0, -cpu), free_memory_nbytes=memory_nbytes)
+    for i, (devices, cpu, _, memory_nbytes, _, pods) in changed.items():
+        nodes[i] = replace(
+            nodes[i],
+            free_devices=-devices,
+            free_cpu=max(0.0, -cpu),
+            free_memory_nbytes=memory_nbytes,
+            free_pods=None if nodes[i].free_pods is None else pods,
+        )
     return ClusterView(tuple(nodes))
 
 
-_Left = tuple[int, float, int, int, bool]
-"""What a node has left: (-free devices, -free CPU, index of the node, bytes of free memory, True if it has GPUs).
+ANY_NUMBER = 2**31
+"""Number of pods for which a node has room, if it does not say how many it can run."""
+_Left = tuple[int, float, int, int, bool, int]
+"""What a node has left, as a tuple.
+
+It contains: -free devices, -free CPU, index of the node, bytes of free memory, True if it has GPUs, and the number of
+pods for which it has room.
 
 In this order, a heap of nodes begins with the one that has the most free devices, then the most free CPU. Hundreds of
 plans may be accepted within the seconds that the scheduler needs for their pods. Sorting all nodes for each of these
@@ -92,17 +111,20 @@ def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> lis
 
 
 def _fits(node: _Left, reservation: Reservation) -> bool:
-    devices, cpu, _, memory_nbytes, is_gpu = node
+    devices, cpu, _, memory_nbytes, is_gpu, pods = node
     enough_devices = not is_gpu or -devices >= reservation.devices
-    return enough_devices and -cpu >= reservation.cpu and memory_nbytes >= reservation.memory_nbytes
+    return pods > 0 and enough_devices and -cpu >= reservation.cpu and memory_nbytes >= reservation.memory_nbytes
 
 
 def _less(node: _Left, reservation: Reservation) -> _Left:
-    devices, cpu, i, memory_nbytes, is_gpu = node
+    devices, cpu, i, memory_nbytes, is_gpu, pods = node
+    if pods <= 1:
+        return (0 if is_gpu else devices, 0.0, i, 0, is_gpu, 0)
     return (
         min(0, devices + reservation.devices) if is_gpu else devices,
         min(0.0, cpu + reservation.cpu),
         i,
         max(0, memory_nbytes - reservation.memory_nbytes),
         is_gpu,
+        pods - 1,
     )

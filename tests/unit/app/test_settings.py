@@ -124,6 +124,23 @@ def test_bad_node_templates_are_named(text: str, words: str) -> None:
     assert words in str(error.value)
 
 
+def test_architectures_are_those_of_the_images_or_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of(DLJOB_NODE_ARCHITECTURES=" arm64,amd64").node_architectures == ("amd64", "arm64")
+    for machine, name in (("x86_64", "amd64"), ("aarch64", "arm64"), ("sparc64", "sparc64")):
+        monkeypatch.setattr(settings.platform, "machine", lambda machine=machine: machine)
+        assert settings_of().node_architectures == (name,)
+    for given, words in (("x86_64", "expected amd64 instead"), ("pdp11", "expected 386, amd64")):
+        with pytest.raises(ValueError, match=f"DLJOB_NODE_ARCHITECTURES: found '{given}'; {words}"):
+            settings_of(DLJOB_NODE_ARCHITECTURES=given)
+
+
+def test_node_templates_of_other_architectures_are_left_out() -> None:
+    text = '[{"name": "new", "count": 1, "labels": {"kubernetes.io/arch": "arm64"}}]'
+    for given, left_out in (("amd64", True), ("amd64,arm64", False)):
+        [node] = settings_of(DLJOB_NODE_TEMPLATES=text, DLJOB_NODE_ARCHITECTURES=given).node_templates
+        assert (node.left_out is not None) is left_out
+
+
 def test_node_templates_reach_the_planner() -> None:
     text = '[{"name": "gpu", "count": 3, "device": "NVIDIA-L4", "devices": 8, "cpu": 95, "memory": "370Gi"}]'
     config = settings_of(DLJOB_NODE_TEMPLATES=text, DLJOB_SCALE_UP_SECONDS="60").render()

@@ -13,10 +13,10 @@ from dljob.controller.hardware_probes import HardwareProbes
 from dljob.controller.metrics import Metrics
 from dljob.job.plan.first_plans import WAIT_S, FirstMeasurements
 from dljob.kube import Cache
-from dljob.kube.kinds import NODE, POD, PROFILE
+from dljob.kube.kinds import DLJOB, NODE, POD, PROFILE
 from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
 from dljob.render import RenderConfig
-from dljob.render.helpers.probe import PROBE_PRIORITY, configured
+from dljob.render.helpers.probe import NODE_ANNOTATION, PROBE_PRIORITY, configured
 from dljob.status import Event
 from support.servers.fake_api import FakeApi
 
@@ -188,6 +188,29 @@ def test_pods_have_the_priority_class_and_leave_their_node_to_others() -> None:
     pod["spec"] |= {"priority": PROBE_PRIORITY}
     operator.cache.put(POD, copy.deepcopy(pod))
     assert operator.cache.ledger.view().nodes[0].free_cpu == free
+
+
+@pytest.mark.parametrize(
+    ("node", "phase", "measured"),
+    [
+        ("n0", "Running", "n1"),
+        ("", "Pending", None),
+        ("n0", "Succeeded", "n0"),
+        ("n0", "Failed", "n0"),
+    ],
+)
+def test_no_probe_runs_beside_a_look_pod(node: str, phase: str, measured: str | None) -> None:
+    """Fixed bug: only the pods that train counted, so that a probe measured a node on which a pod looked at data."""
+    operator = Operator("n0", "n1")
+    meta = {"name": "iris", "namespace": "ns", "uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    operator.cache.put(DLJOB, {"metadata": meta, "spec": {"task": {"type": "TabularClassification"}}})
+    owner = {"controller": True, "uid": "job", "kind": "DLJob", "name": "iris", "apiVersion": "dljob.dev/v1alpha1"}
+    labels = {"dljob.dev/job": "iris", "dljob.dev/look": "true"}
+    pod = {"name": "iris-look", "namespace": "ns", "uid": "p", "labels": labels, "ownerReferences": [owner]}
+    spec = {"containers": []} | ({"nodeName": node} if node else {})
+    operator.cache.put(POD, {"metadata": pod, "spec": spec, "status": {"phase": phase}})
+    probes = [body["metadata"]["annotations"][NODE_ANNOTATION] for body in operator.look()]
+    assert probes == ([measured] if measured else [])
 
 
 def test_a_cluster_without_nodes_is_left_alone() -> None:

@@ -15,7 +15,7 @@ import kopf
 import pytest
 
 from dljob.controller.connection import Connection
-from dljob.kube import Api
+from dljob.kube import Api, ApiError
 from dljob.kube.background import BackgroundLoop
 from dljob.kube.kinds import DLJOB
 from dljob.kube.pki import issue
@@ -28,7 +28,7 @@ class MuteServer:
     """A server that sends one event to each watch, and then neither reads nor closes: it answers no TLS close either."""
 
     def __init__(self, folder: Path) -> None:
-        made = issue("api", "kube-system", "api", "cluster.local", datetime.now(UTC))
+        made = self.credentials = issue("api", "kube-system", "api", "cluster.local", datetime.now(UTC))
         (folder / "cert").write_bytes(made.cert)
         (folder / "key").write_bytes(made.key)
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -44,7 +44,10 @@ class MuteServer:
                 plain, _ = self._listening.accept()
             except OSError:
                 return
-            each = self._tls.wrap_socket(plain, server_side=True)
+            try:
+                each = self._tls.wrap_socket(plain, server_side=True)
+            except OSError:  # The client has refused the certificate.
+                continue
             self.open.append(each)
             each.recv(65536)
             each.sendall(HEAD + f"{len(EVENT):x}\r\n".encode() + EVENT + b"\r\n")
@@ -60,6 +63,31 @@ class MuteServer:
 def server(tmp_path: Path) -> Iterator[MuteServer]:
     with closing(MuteServer(tmp_path)) as found:
         yield found
+
+
+def watched(server: MuteServer, name: str | None) -> bytes:
+    """Return the first event of a watch that verifies the certificate of the server. ``name``: the name in it."""
+    address = f"https://127.0.0.1:{server.port}"
+    info = kopf.ConnectionInfo(server=address, ca_data=server.credentials.ca_cert)
+    connection = Connection(info, server_name=name)
+
+    async def session() -> bytes:
+        async with connection.session() as opened:
+            return await first_event(Api(opened, address))
+
+    with BackgroundLoop("test") as loop:
+        return loop.call(session())
+
+
+def test_certificate_is_verified_for_the_name_of_the_kubeconfig(server: MuteServer) -> None:
+    """Fixed bug: ``tls-server-name`` had no effect, such as behind a tunnel to the API server."""
+    assert json.loads(watched(server, "api"))["type"] == "ADDED"
+
+
+@pytest.mark.parametrize("name", [None, "other"])
+def test_certificate_for_another_name_is_refused(server: MuteServer, name: str | None) -> None:
+    with pytest.raises(ApiError, match=r"(?i)certificate"):
+        watched(server, name)
 
 
 async def first_event(api: Api) -> bytes:

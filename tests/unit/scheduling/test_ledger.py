@@ -146,7 +146,8 @@ def test_places_of_pods_that_count_as_gone_are_free() -> None:
     for uid in ("p1", "p2"):
         ledger.put_pod(uid, BoundPod("n1", Requests(100)))
     assert ledger.view().nodes[0].free_cpu == 0 and ledger.empty_view().nodes[0].free_cpu == 2
-    assert ledger.view(["p1"]).nodes[0].free_cpu == 1.9
+    assert (ledger.view().nodes[0].free_pods, ledger.empty_view().nodes[0].free_pods) == (0, 2)
+    assert ledger.view(["p1"]).nodes[0].free_cpu == 1.9 and ledger.view(["p1"]).nodes[0].free_pods == 1
     ledger.put_pod("p1", BoundPod("n2", Requests(100)))
     assert ledger.view().nodes[0].free_cpu == 1.9, "it is on another node now"
     ledger.put_pod("p3", BoundPod("n1", NOTHING))

@@ -16,10 +16,10 @@ from dljob.scheduling.reservations import Reservation, without_reserved
 GPU, CPU = "Tesla-T4", "cpu"
 
 
-def node(i: int, device: str, devices: int, cpu: float, memory_nbytes: int) -> Node:
+def node(i: int, device: str, devices: int, cpu: float, memory_nbytes: int, pods: int | None = None) -> Node:
     return Node(
         name=f"n{i}", device=device, is_gpu=device == GPU, devices=4, free_devices=devices, cpu=8.0, free_cpu=cpu,
-        free_memory_nbytes=memory_nbytes,
+        free_memory_nbytes=memory_nbytes, free_pods=pods,
     )  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def defined(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterVi
             (not each.is_gpu or each.free_devices >= wanted.devices)
             and each.free_cpu >= wanted.cpu
             and each.free_memory_nbytes >= wanted.memory_nbytes
+            and each.free_pods != 0
         )
         return not fits, -each.free_devices, -each.free_cpu
 
@@ -38,28 +39,42 @@ def defined(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterVi
     for wanted in reservations:
         candidates = [each for each in found.values() if each.device == wanted.device]
         for each in sorted(candidates, key=partial(order, wanted))[: wanted.nodes]:
+            pods = None if each.free_pods is None else max(0, each.free_pods - 1)
+            left = 0 if pods == 0 else 1
             found[each.name] = replace(
                 each,
-                free_devices=max(0, each.free_devices - wanted.devices) if each.is_gpu else each.free_devices,
-                free_cpu=max(0.0, each.free_cpu - wanted.cpu),
-                free_memory_nbytes=max(0, each.free_memory_nbytes - wanted.memory_nbytes),
+                free_devices=left * max(0, each.free_devices - wanted.devices) if each.is_gpu else each.free_devices,
+                free_cpu=left * max(0.0, each.free_cpu - wanted.cpu),
+                free_memory_nbytes=left * max(0, each.free_memory_nbytes - wanted.memory_nbytes),
+                free_pods=pods,
             )
     return ClusterView(tuple(found.values()))
 
 
 DEVICES, COUNTS = st.sampled_from([GPU, CPU]), st.integers(0, 4)
 QUARTERS = st.integers(0, 16).map(lambda n: n / 4)
-NODES = st.lists(st.tuples(DEVICES, COUNTS, QUARTERS, COUNTS), max_size=8)
+NODES = st.lists(st.tuples(DEVICES, COUNTS, QUARTERS, COUNTS, st.none() | COUNTS), max_size=8)
 RESERVATIONS = st.lists(st.builds(Reservation, DEVICES, COUNTS, COUNTS, QUARTERS, COUNTS), max_size=8)
 
 
 @settings(max_examples=300, deadline=None)
 @given(NODES, RESERVATIONS)
 def test_reservations_are_subtracted_by_definition(
-    nodes: list[tuple[str, int, float, int]], reservations: list[Reservation]
+    nodes: list[tuple[str, int, float, int, int | None]], reservations: list[Reservation]
 ) -> None:
     view = ClusterView(tuple(node(i, *each) for i, each in enumerate(nodes)))
     assert without_reserved(view, reservations) == defined(view, reservations)
+
+
+def test_a_reservation_takes_a_place_for_a_pod() -> None:
+    """Fixed bug: two jobs were promised the last pod of a node, and the pods of one stayed pending."""
+    view = ClusterView((node(0, CPU, 1, 8.0, 64, pods=1), node(1, CPU, 1, 4.0, 64, pods=2)))
+    once = without_reserved(view, [Reservation(CPU, 1, 1, 1.0, 1)])
+    assert [(each.free_cpu, each.free_memory_nbytes, each.free_pods) for each in once.nodes] == [(0, 0, 0), (4, 64, 2)]
+    twice = without_reserved(view, [Reservation(CPU, 1, 1, 1.0, 1)] * 2)
+    assert [(each.free_cpu, each.free_pods) for each in twice.nodes] == [(0, 0), (3, 1)]
+    [full] = without_reserved(ClusterView((node(0, GPU, 4, 8.0, 64, pods=1),)), [Reservation(GPU, 1, 1, 1.0, 1)]).nodes
+    assert full.free_devices == 0
 
 
 def test_nodes_without_reservations_stay_the_same_objects() -> None:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dljob.cli import remote
+from dljob.cli import remote, seconds
 from dljob.client.model_copy import CopyOptions, copy_model
 
 
@@ -36,6 +36,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
+    seconds.check(given, "timeout")
     folder = Path(given.folder)
     namespace = given.namespace or remote.default_namespace()
     options = CopyOptions(given.all, given.image, given.timeout)

@@ -109,11 +109,14 @@ def _settings(job: Job, state: ClusterState) -> tuple[JobDefaults, NodeTemplates
 
 
 def _namespace(job: Job, state: ClusterState) -> str:
-    """Return the namespace of the job, or the one that it would get, if a profile is for one namespace only.
+    """Return the namespace of the job, or the one that it would get, if a profile or an operator is for some only.
 
     Otherwise, the namespace does not matter, and there may be no kubeconfig to name it.
     """
-    if job.namespace or not any(profile["spec"].get("namespace") for profile in state.profiles):
+    matters = any(profile["spec"].get("namespace") for profile in state.profiles) or any(
+        operator.namespaces for operator in state.operators
+    )
+    if job.namespace or not matters:
         return job.namespace or DEFAULT_NAMESPACE
     try:
         return remote.default_namespace()

@@ -15,7 +15,7 @@ from dlcontract.hardware import MAX_STRUCTURES, HardwareMeasure
 from dlcontract.structures import MIN_STRUCTURES
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
-from dljob.cli import probe_pods, remote
+from dljob.cli import probe_pods, remote, seconds
 from dljob.cli.hardware_tables import hardware_table
 from dljob.client import operator_pods, preview
 from dljob.client.errors import BadInputError
@@ -72,6 +72,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
+    seconds.check(given, "timeout", zero=False)
     if given.structures is not None and not MIN_STRUCTURES <= given.structures <= MAX_STRUCTURES:
         raise BadInputError(
             f"--structures: found {given.structures}; expected {MIN_STRUCTURES} to {MAX_STRUCTURES}. Choose a number "
@@ -151,8 +152,9 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
     image = _image(operators, given)
     # A type that was measured before is measured again with --structures, because its profile may not have them.
     known = state.constants if given.structures is None else {}
+    view = state.view.on_platforms(operator_pods.architectures(operators))
     targets, why = probe_targets(
-        state.view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
+        view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
     )
     if why and not targets and why[0].startswith("--"):
         raise BadInputError(why[0])

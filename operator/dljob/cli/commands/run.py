@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dljob.cli import remote
+from dljob.cli import remote, seconds
 from dljob.cli.follow import Follower
 from dljob.client import submission
 from dljob.client.errors import BadInputError
@@ -33,6 +33,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
+    seconds.check(given, "timeout")
     manifest = submission.only_job(given.file)
     try:
         parse_job(manifest)

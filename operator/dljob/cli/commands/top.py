@@ -7,9 +7,8 @@ from datetime import UTC
 from typing import Any
 
 from dljob.api import DLJobStatus
-from dljob.cli import remote
+from dljob.cli import remote, seconds
 from dljob.cli.tables import table
-from dljob.client.errors import BadInputError
 from dljob.job.queue import QUEUE_LABEL
 from dljob.planner.types.texts import duration
 from dljob.status import readable_status
@@ -44,8 +43,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
-    if not given.interval > 0:
-        raise BadInputError(f"--interval: found {given.interval:g}; expected more than 0 seconds")
+    seconds.check(given, "interval", zero=False)
     namespace = None if given.all_namespaces else given.namespace or remote.default_namespace()
     jobs = remote.reach(lambda api: _jobs(api, namespace))
     while True:

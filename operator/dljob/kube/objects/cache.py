@@ -5,9 +5,10 @@ arrive before or after the watch event. ``Cache.prune`` finds deletions that a b
 event loop only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -103,9 +104,11 @@ def utc_now() -> datetime:
 
 
 class Cache:
-    def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
-        """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
-        self._queues = queues
+    def __init__(
+        self, now: Callable[[], datetime] = utc_now, *, queues: bool = False, architectures: Collection[str] = ()
+    ) -> None:
+        """``queues``: False: the queue labels of jobs have no effect. ``architectures``: as of ``node_capacity``."""
+        self._queues, self._architectures = queues, architectures
         self.queue_api, self.queue_problem = "", ""
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
         self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
@@ -116,10 +119,9 @@ class Cache:
         self._touched, self.plans = set[JobKey](), StoredPlans()
         self._evictions = PodHistory[Eviction](attrgetter("eviction"))
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
-        self.profiles_version = 0
-        """Number that increases with each change of a profile."""
-        self.limits_version = 0
-        """Number that increases with each change of a quota or limit range."""
+        self._look_evictions = PodHistory[Eviction](attrgetter("eviction"), looks=True)
+        self.profiles_version = self.limits_version = 0
+        """Numbers that increase with each change of a profile, and of a quota or limit range."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -156,8 +158,8 @@ class Cache:
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
         if not (isinstance(seen, PodSeen) and self._set_owners.foreign(seen.set_uid)):
-            self._evictions.note(job, seen)
-            self._rejections.note(job, seen)
+            for history in (self._evictions, self._rejections, self._look_evictions):
+                history.note(job, seen)
         if stranger:
             return capacity_changed or (old is not None and old.job is not None)
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
@@ -184,7 +186,7 @@ class Cache:
         """
         uid = body["metadata"]["uid"]
         if kind is NODE:
-            return self.ledger.put_node(seen.name, node_capacity(seen))
+            return self.ledger.put_node(seen.name, node_capacity(seen, self._architectures))
         if kind is not POD:
             return False
         changed = old is not None and old.uid != uid and self.ledger.drop_pod(old.uid)
@@ -208,8 +210,8 @@ class Cache:
             self.ledger.drop_pod(entry.uid)
         if kind is DLJOB:
             self.texts.forget(JobSeen, (namespace, name))
-            self._evictions.forget((namespace, name))
-            self._rejections.forget((namespace, name))
+            for history in (self._evictions, self._rejections, self._look_evictions):
+                history.forget((namespace, name))
             self.plans.forget((namespace, name))
         if kind is NODE:
             self.ledger.drop_node(name)
@@ -237,15 +239,11 @@ class Cache:
         ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Objects with a newer
         version are not removed; None: nothing is removed. ``namespace``: namespace of the list; None: all.
         """
-        uids, store = set(present), self._stores[kind.plural]
+        uids, store, newest = set(present), self._stores[kind.plural], -1 if before is None else before
         gone = [
             key
             for key, entry in store.entries.items()
-            if entry.uid not in uids
-            and namespace in (None, key[0])
-            and before is not None
-            and entry.version is not None
-            and entry.version <= before
+            if entry.uid not in uids and namespace in (None, key[0]) and (entry.version or inf) <= newest
         ]
         jobs = [key if kind is DLJOB else store.entries[key].job for key in gone]
         for key in gone:
@@ -277,6 +275,11 @@ class Cache:
     def pods_of(self, key: JobKey) -> list[PodSeen]:
         """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""
         return [pod for pod in self._named_pods(key) if not self._set_owners.foreign(pod.set_uid)]
+
+    def look_of(self, job: JobSeen) -> LookSeen | None:
+        """Return the look pod of a job; None if there is none."""
+        seen = (each.seen for each in self._of(POD, job.key) if each.owner == job.uid)
+        return next((each for each in seen if isinstance(each, LookSeen)), None)
 
     def _named_pods(self, key: JobKey) -> list[PodSeen]:
         """Return the pods with the job's label that are controlled by a StatefulSet with a name of the job's sets."""
@@ -344,9 +347,7 @@ class Cache:
             if name == names.claim and entry.owner not in (None, job.uid):
                 leftovers.append(f"PersistentVolumeClaim {name}")
             claims[name] = entry.seen
-        pods = self.pods_of(key)
-        looks = (each.seen for each in self._of(POD, key) if each.owner == job.uid and isinstance(each.seen, LookSeen))
-        look = next(looks, None)
+        pods, look = self.pods_of(key), self.look_of(job)
         lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
         nodes = self._stores[NODE.plural].entries
         used = [nodes["", name].seen for name in {p.node for p in pods if p.node} if ("", name) in nodes]
@@ -370,6 +371,7 @@ class Cache:
             usable_cpus=usable_cpus(used),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
+            look_evictions=self._look_evictions.of(key),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
@@ -380,8 +382,7 @@ class Cache:
         """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""
         if not self._queues:
             return QueueSeen()
-        found = self._owned(WORKLOAD, job, Names.of(job).workload)
-        return QueueSeen(self.queue_api, self.queue_problem, found)
+        return QueueSeen(self.queue_api, self.queue_problem, self._owned(WORKLOAD, job, Names.of(job).workload))
 
     def _owned(self, kind: Kind, job: JobSeen, name: str) -> Any:
         """Return the trimmed object with this name if the job controls it; otherwise None."""
@@ -390,8 +391,7 @@ class Cache:
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among the nodes named in ``used``."""
-        nodes = self._stores[NODE.plural].entries
-        names = set(used)
+        nodes, names = self._stores[NODE.plural].entries, set(used)
         return self._lost_nodes.among(names, {name: nodes["", name].seen for name in names if ("", name) in nodes})
 
     def ignores_faults(self, node: str) -> bool:

@@ -6,7 +6,8 @@ A StatefulSet replaces such a pod so soon that a reconcile often does not see it
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from dljob.job.observed import Eviction, PodSeen
+from dljob.job.observed import Eviction, LookSeen, PodSeen
+from dljob.render import Names
 
 MAX_JOBS, MAX_PODS = 1000, 16
 """Maximum number of jobs, and of pods of each job, that are remembered. The oldest are forgotten."""
@@ -30,19 +31,22 @@ T = TypeVar("T")
 class PodHistory(Generic[T]):
     """Events of the last pods of each job, such as their evictions, also of pods that are gone."""
 
-    def __init__(self, of: Callable[[PodSeen], T | None]) -> None:
-        """``of``: function that returns what to remember about a pod; None: nothing."""
-        self._what = of
+    def __init__(self, of: Callable[[Any], T | None], *, looks: bool = False) -> None:
+        """``of``: function that returns what to remember about a pod; None: nothing.
+
+        ``looks``: True to remember look pods instead of the pods of StatefulSets.
+        """
+        self._what, self._looks = of, looks
         self._of: dict[tuple[str, str], dict[str, T]] = {}
         """Namespace and name of a job → uid of a pod → what happened to it, oldest first."""
 
     def note(self, job: tuple[str, str] | None, pod: Any) -> None:
-        """Remember what happened to a pod, if there is something and if a StatefulSet of the job controls the pod.
+        """Remember what happened to a pod, if there is something and if the pod is one of the job.
 
-        ``job``: the job that the object's label names, if any. ``pod``: a watched object of any kind. An object that is
-        not a pod is ignored.
+        A StatefulSet of the job controls such a pod, or it has the name of the job's look pod. ``job``: the job that
+        the object's label names, if any. ``pod``: a watched object of any kind. An object that is not a pod is ignored.
         """
-        if job is None or not isinstance(pod, PodSeen) or pod.set != f"{job[1]}-{pod.group}":
+        if job is None or not self._concerns(job[1], pod):
             return
         if (what := self._what(pod)) is None:
             return
@@ -52,6 +56,11 @@ class PodHistory(Generic[T]):
             del found[next(iter(found))]
         if len(self._of) > MAX_JOBS:
             del self._of[next(iter(self._of))]
+
+    def _concerns(self, job: str, pod: Any) -> bool:
+        if self._looks:
+            return isinstance(pod, LookSeen) and pod.name == Names(job, "").look
+        return isinstance(pod, PodSeen) and pod.set == f"{job}-{pod.group}"
 
     def forget(self, job: tuple[str, str]) -> None:
         self._of.pop(job, None)

@@ -5,6 +5,7 @@ from typing import Any
 
 from dljob.job.observed import DIGEST_ANNOTATION, LookSeen
 from dljob.job.task.suggestion import FILES, MAX_NBYTES, SUGGESTION_KEY, printable
+from dljob.kube.objects.evictions import eviction
 from dljob.kube.objects.rejections import rejection
 
 MAX_PROBLEM = 1000
@@ -33,6 +34,7 @@ def pod(body: Mapping[str, Any]) -> LookSeen:
         node=str((body.get("spec") or {}).get("nodeName") or ""),
         deleting="deletionTimestamp" in meta,
         rejection=rejection(body),
+        eviction=eviction(body),
         problem=printable(problem[-MAX_PROBLEM:], MAX_PROBLEM),
         container=container,
     )

@@ -1,11 +1,12 @@
 """Translate nodes and pods of the API server for the ledger of capacity (``dljob.scheduling``). No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any
 
 from dljob.cluster import ClusterView, Node, machines
+from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import device_type, power_limit_error
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.helpers.probe import gives_way
@@ -79,16 +80,18 @@ def devices_of(node: NodeSeen) -> Devices:
     return Devices(node.labels.get(DEVICE_LABEL, PLAIN_CPU), 1, False)
 
 
-def node_capacity(node: NodeSeen) -> NodeCapacity | None:
+def node_capacity(node: NodeSeen, architectures: Collection[str] = ()) -> NodeCapacity | None:
     """Return a node's device type, devices and allocatable resources; None if it is not ready or not schedulable.
 
-    All resources count as free: the ledger subtracts those that pods take.
+    All resources count as free: the ledger subtracts those that pods take. A node on which no pod of a job can run has
+    none. ``architectures``: those for which the trainer image is built; empty: any.
     """
     if not (node.ready and node.schedulable):
         return None
     total = in_units(resources(node.allocatable))
     found = devices_of(node)
-    if absurd := _absurd(node.name, total):
+    other_platform = platform_error(node.labels, architectures)
+    if unusable := other_platform or _absurd(node.name, total):
         total, found = NOTHING, replace(found, count=0 if found.is_gpu else 1)
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     shown = Node(
@@ -103,7 +106,8 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         is_gpu=found.is_gpu,
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
-        left_out=absurd or power_limit_error(node.name, found.type, found.is_gpu, node.labels),
+        left_out=unusable or power_limit_error(node.name, found.type, found.is_gpu, node.labels),
+        wrong_platform=other_platform is not None,
         storage_nbytes=int(storage) if (storage := amount(node.allocatable.get("ephemeral-storage", "0"))) else None,
     )
     pods = int(amount(node.allocatable["pods"])) if "pods" in node.allocatable else None

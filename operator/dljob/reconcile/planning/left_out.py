@@ -1,6 +1,8 @@
-"""Nodes with repeated faults, which plans leave out: name them where a job waits, and keep its pods off them."""
+"""Nodes that plans leave out: name those with repeated faults where a job waits, and keep pods off left-out nodes."""
 
 from dljob.cluster import ClusterView
+from dljob.cluster.domains import Domain, Requirement
+from dljob.cluster.platforms import ARCHITECTURE_LABEL, OS, OS_LABEL
 from dljob.job.plan.stored import MAX_AVOIDED
 from dljob.planner import Decision, Infeasible, Request
 from dljob.planner.plan import plan
@@ -43,3 +45,21 @@ def avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
     left_out = parsed.observed.left_out
     found = [node.name for node in parsed.observed.view.nodes if node.name in left_out and node.device in devices]
     return tuple(sorted(found)[:MAX_AVOIDED]) or None
+
+
+def reachable(decision: Decision, view: ClusterView) -> Domain:
+    """Return the domain of a plan without nodes on which no pod of a job can run (``Node.wrong_platform``).
+
+    The scheduler does not know which nodes a plan has counted, and pods for CPUs would fit on a node with Windows. The
+    domain is narrowed only if ``view`` has such a node of a device type of the plan.
+    """
+    devices = {group.device for group in decision.chosen.groups}
+    wrong = [node.labels for node in view.nodes if node.wrong_platform and node.device in devices]
+    systems = {labels[OS_LABEL] for labels in wrong if labels.get(OS_LABEL, OS) != OS}
+    others = {labels[ARCHITECTURE_LABEL] for labels in wrong if labels.get(OS_LABEL, OS) == OS}
+    unwanted = [
+        Requirement(key, "NotIn", tuple(sorted(values)))
+        for key, values in ((OS_LABEL, systems), (ARCHITECTURE_LABEL, others))
+        if values
+    ]
+    return decision.domain.narrowed("", *unwanted) if unwanted else decision.domain

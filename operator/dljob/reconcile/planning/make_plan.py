@@ -221,7 +221,7 @@ def _attempt(
         warning="; ".join(filter(None, (decision.warning, short, assumed))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),
-        domain=node_terms(decision.domain),
+        domain=node_terms(left_out.reachable(decision, whole)),
         pod_group_api=gang.api_for(spec, config),
         topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
         new_nodes=new_nodes,

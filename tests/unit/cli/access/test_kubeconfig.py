@@ -11,6 +11,7 @@ import yaml
 from dljob.cli import main, remote
 from dljob.cli.commands import run
 from dljob.client import access
+from dljob.controller.connection import proxy_from_environment
 from dljob.sdk import Client
 from support.servers.http_api import HttpApiServer
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
@@ -104,6 +105,80 @@ def test_proxy_of_the_kubeconfig_is_used(
         files(monkeypatch, tmp_path, config)
         assert main(["top"]) == 0
     assert capsys.readouterr().out == "no DLJobs in namespace team-a\n"
+
+
+def test_proxy_of_the_environment_is_used_unless_the_kubeconfig_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: commands tried to reach the API server without the proxy that kubectl uses."""
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with threaded_api(tmp_path) as server:
+        monkeypatch.setenv("HTTP_PROXY", server.server.url)
+        config = kubeconfig("http://api.invalid:6443", "team-a")
+        files(monkeypatch, tmp_path, config)
+        assert main(["top"]) == 0
+    assert capsys.readouterr().out == "no DLJobs in namespace team-a\n"
+    config["clusters"][0]["cluster"]["proxy-url"] = "http://127.0.0.1:3"
+    files(monkeypatch, tmp_path, config)
+    assert access.connection().info.proxy_url == "http://127.0.0.1:3"
+
+
+API = "https://api.example.com:6443"
+
+
+@pytest.mark.parametrize(
+    ("server", "excluded", "used"),
+    [
+        (API, "", True),
+        (API, "*", False),
+        (API, "example.com", False),
+        (API, ".example.com", False),
+        (API, "*.example.com", False),
+        (API, "other.com, api.example.com", False),
+        (API, "API.example.com", False),
+        (API, "pi.example.com", True),
+        (API, ".api.example.com", True),
+        (API, "api.example.com:6443", False),
+        (API, "api.example.com:443", True),
+        (API, ":6443", True),
+        ("https://10.96.0.1", "10.0.0.0/8", False),
+        ("https://10.96.0.1", "192.168.0.0/16,10.96.0.1:443", False),
+        ("https://10.96.0.1", "10.96.0.1:6443", True),
+        ("https://10.96.0.1", "10.96.0.0/99", True),
+        ("https://[fd00::1]:6443", "fd00::/8", False),
+        ("https://[fd00::1]:6443", "[fd00::1]:6443", False),
+        ("https://[fd00::1]:6443", "fd00::2", True),
+        ("https://localhost:6443", "", False),
+        ("https://127.0.0.1:6443", "", False),
+        ("http://api.example.com", "", False),
+    ],
+)
+def test_environment_names_the_proxy_as_for_kubectl(server: str, excluded: str, used: bool) -> None:
+    environment = {"HTTPS_PROXY": "proxy.example:3128", "NO_PROXY": excluded}
+    assert proxy_from_environment(server, environment) == ("http://proxy.example:3128" if used else None)
+    lower = {name.lower(): value for name, value in environment.items()}
+    assert proxy_from_environment(server, lower) == proxy_from_environment(server, environment)
+
+
+def test_proxy_of_another_kind_is_refused_without_its_password() -> None:
+    with pytest.raises(ValueError, match="HTTPS_PROXY: found a proxy of the kind socks5; expected http://HOST:PORT"):
+        proxy_from_environment(API, {"HTTPS_PROXY": "socks5://user:secret@proxy.example:1080"})
+    for proxy in ("http://user:secret@proxy.example:3128", "https://proxy.example"):
+        assert proxy_from_environment(API, {"https_proxy": proxy}) == proxy
+
+
+@pytest.mark.parametrize("name", [None, "", "api.example.com"])
+def test_server_name_of_the_kubeconfig_is_that_of_its_current_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    config = kubeconfig("https://127.0.0.1:1", "team-a")
+    other = {"name": "other", "cluster": {"server": "https://other", "tls-server-name": "other"}}
+    config["clusters"].append(other)
+    if name is not None:
+        config["clusters"][0]["cluster"]["tls-server-name"] = name
+    files(monkeypatch, tmp_path, config)
+    assert access.connection().server_name == (name or None)
 
 
 def test_plugin_leaves_the_namespace_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,26 @@ def test_other_ends_of_pods_are_no_evictions() -> None:
     assert evictions(found) == []
 
 
+def test_evictions_of_look_pods_are_remembered_apart() -> None:
+    found = cache()
+    for uid, name in (("a", "digits-look"), ("b", "digits-look"), ("c", "other")):
+        meta = {
+            "name": name,
+            "namespace": "ns",
+            "uid": uid,
+            "labels": {"dljob.dev/job": "digits", "dljob.dev/look": "true"},
+        }
+        assert found.put(POD, {"metadata": meta, "spec": {"nodeName": "n1"}, "status": evicted()})
+        found.drop(POD, "ns", name, uid)
+    observed = found.observe(JOB)
+    assert observed is not None and observed.evictions == ()
+    assert [(each.pod, each.uid, each.node) for each in observed.look_evictions] == [
+        ("digits-look", "a", "n1"), ("digits-look", "b", "n1"),
+    ]  # fmt: skip
+    found.drop(DLJOB, *JOB)
+    assert cache().observe(JOB) is not None and not found._look_evictions.of(JOB)
+
+
 def test_memory_is_bounded_and_ends_with_the_job() -> None:
     found = cache()
     for i in range(2 * MAX_PODS):

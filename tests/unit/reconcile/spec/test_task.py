@@ -21,7 +21,7 @@ from dljob.job.task.suggestion import (
 )
 from dljob.kube.objects import looks, trim
 from dljob.reconcile import reconcile
-from dljob.reconcile.look import REJECTED_RETRY_S
+from dljob.reconcile.look import MAX_EVICTIONS, REJECTED_RETRY_S
 from dljob.reconcile.parsed import parse_observed
 from dljob.render.helpers.look import look_objects, look_pod
 from support.builders import CONFIG, NOW, UID, after, changed, planned, report, seen, settled
@@ -240,6 +240,38 @@ def test_a_look_pod_that_a_kubelet_rejected_is_replaced_after_a_pause() -> None:
     assert shown.reason == "LookDelayed" and "OutOfcpu: Node didn't have enough resource" in shown.message
     later = reconcile(seen(TASK, name="prices", look=pod), LOOKS, NOW + timedelta(seconds=REJECTED_RETRY_S))
     assert [target.name for target in later.deletes] == ["prices-look"] and not later.objects
+
+
+LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. "
+FULL = 'Usage of EmptyDir volume "dataset" exceeds the limit "1Gi". '
+
+
+@pytest.mark.parametrize(
+    ("message", "times", "reason"),
+    [
+        (LOW, 1, "Looking"),
+        (LOW, MAX_EVICTIONS, "Looking"),
+        (LOW, MAX_EVICTIONS + 1, "LookFailed"),
+        ("", 1, "Looking"),
+        (FULL, 1, "LookFailed"),
+    ],
+    ids=["first", "last", "too many", "without a message", "its own data"],
+)
+def test_a_look_pod_that_its_node_evicted_is_replaced_some_times(message: str, times: int, reason: str) -> None:
+    """Fixed bug: an evicted look pod stayed Failed until somebody deleted it."""
+    status = {"phase": "Failed", "reason": "Evicted", "message": message}
+    found = looks.pod({"metadata": {"name": "prices-look", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": status})
+    assert found.eviction is not None
+    pod = replace(_look("Failed", "Evicted"), eviction=found.eviction)
+    desired = reconcile(seen(TASK, name="prices", look=pod, look_evictions=times * (found.eviction,)), LOOKS, NOW)
+    assert [target.name for target in desired.deletes] == ["prices-look"] * (reason == "Looking")
+    assert desired.status is not None
+    shown = next(c for c in desired.status.conditions if c.type == "DataInspected")
+    assert (
+        shown.reason == reason and f"node n1 evicted pod prices-look ({message or 'no reason given'})" in shown.message
+    )
+    assert ("delete the pod to look again" in shown.message) is (reason == "LookFailed")
+    assert ("the last of 4 evicted pods" in shown.message) is (times > MAX_EVICTIONS)
 
 
 @pytest.mark.parametrize(
