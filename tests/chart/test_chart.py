@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-import helm_engine
 import helm_python
 import pytest
 import yaml
 
+import helm_engine
 from dljob.api import crd
 from dljob.api.defaults import JobDefaults
 from support.manifests.admission import refusals

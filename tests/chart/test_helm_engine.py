@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import helm_engine
 import pytest
+
+import helm_engine
 
 Json = dict[str, Any]
 
