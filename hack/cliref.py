@@ -11,7 +11,8 @@ INTRODUCTION = """\
 This page is for users of the command `dljob`. It lists every command with its arguments and options; `dljob COMMAND
 --help` prints the same. In a clone of dljob, `pip install ./operator/contract ./operator` installs it;
 `'./operator[operator]'` adds what the commands need that reach a cluster, `'./operator[suggest]'` what `suggest`
-needs. The installation contains the kubectl plug-in: `kubectl dljob` has the same commands and options.
+needs, and `'./operator[plot]'` what `plan --plot` needs. The installation contains the kubectl plug-in: `kubectl
+dljob` has the same commands and options.
 
 Commands that reach a cluster use the current context of the kubeconfig (`KUBECONFIG`, or `~/.kube/config`). Without a
 `proxy-url` there, the proxy in `HTTPS_PROXY` applies, except for the hosts in `NO_PROXY`, as for kubectl.
@@ -20,7 +21,7 @@ Commands that reach a cluster use the current context of the kubeconfig (`KUBECO
 | Exit code | Meaning |
 |---|---|
 | 0 | Success |
-| 1 | No plan is possible, the job has failed, or `dljob run --timeout` has expired |
+| 1 | No plan is possible, the job has failed, `run --timeout` has expired, or `probe` could not measure a type |
 | 2 | Invalid input, or an error of the API server, which is printed in one line |
 | 130 | Ctrl-C |
 

@@ -205,9 +205,13 @@ def metrics() -> str:
     lines += ["# Metrics", ""]
     lines += ["This page is for operators of clusters. It lists every metric of the operator and of trainer pods."]
     lines += ["[Monitoring](../how-to/monitoring.md) says how to scrape them and which to watch first."]
+    lines += ["", "The scrape configuration adds `namespace` and `pod` of the scraped pod and, for trainer pods,"]
+    lines += ["`dljob`, the job's name. The label `job_namespace` is the namespace of the counted jobs."]
     for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):
-        lines += ["", f"## {title}", "", "| Metric | Type | Meaning |", "|---|---|---|"]
-        lines += [f"| `{metric.name}` | {metric.type} | {metric.help} |" for metric in listed]
+        lines += ["", f"## {title}", "", "| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
+        for metric in listed:
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            lines.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |")
     return "\n".join(lines) + "\n"
 
 

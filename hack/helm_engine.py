@@ -103,10 +103,28 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--create-namespace", action="store_true")
         if name == "upgrade":
             command.add_argument("-i", "--install", action="store_true", help="install when there is no release yet")
-            command.add_argument("--reuse-values", action="store_true", help="start from the last release's values")
+            reuse = command.add_mutually_exclusive_group()
+            reuse.add_argument("--reuse-values", action="store_true", help="start from the last release's values")
+            reuse.add_argument(
+                "--reset-then-reuse-values",
+                action="store_true",
+                help="start from the values of this chart, with those that were set for the last release",
+            )
         if name == "uninstall":
             command.add_argument("--ignore-not-found", action="store_true")
+    _add_get(commands)
     return parser
+
+
+def _add_get(commands: Any) -> None:
+    """Add the command ``get values`` to the subparsers ``commands``."""
+    get = commands.add_parser("get").add_subparsers(dest="what", required=True)
+    command = get.add_parser("values", help="print the values that were set for a release, as YAML")
+    command.add_argument("release")
+    command.add_argument("-a", "--all", action="store_true", help="also print the values of the chart")
+    command.add_argument("-o", "--output", choices=("yaml",), default="yaml")
+    command.add_argument("-n", "--namespace", default="default")
+    command.add_argument("--kubeconfig", default=None)
 
 
 def _upgrade(config: Any, args: argparse.Namespace, given: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +141,18 @@ def _upgrade(config: Any, args: argparse.Namespace, given: dict[str, Any], commo
             return dict(
                 config.install(args.chart, args.release, given, **common, create_namespace=args.create_namespace)
             )
-    return dict(config.upgrade(args.chart, args.release, given, **common, reuse_values=args.reuse_values))
+    if args.reset_then_reuse_values:  # The engine has no such option.
+        given = merged(config.get_values(args.release), given)
+    return dict(
+        config.upgrade(
+            args.chart,
+            args.release,
+            given,
+            **common,
+            reset_values=args.reset_then_reuse_values,
+            reuse_values=args.reuse_values,
+        )
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -139,6 +168,9 @@ def _run(args: argparse.Namespace) -> int:
                 print(f"---\n# Source: {path}\n{text.strip()}")
         return 0
     with helm.Config(namespace=args.namespace, kubeconfig_path=args.kubeconfig) as config:
+        if args.command == "get":
+            print(yaml.safe_dump(dict(config.get_values(args.release, all_values=args.all))), end="")
+            return 0
         wait = "watcher" if args.wait else None
         if args.command == "uninstall":
             config.uninstall(args.release, wait=wait, timeout=args.timeout, ignore_not_found=args.ignore_not_found)

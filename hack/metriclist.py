@@ -1,9 +1,10 @@
 """List every metric that the code exports, as its metric registries contain them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
 
 from dlcontract import DatasetRef, ModelRef, Plan, Rank
 from dljob.controller.metrics import Metrics
@@ -17,11 +18,12 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 
 @dataclass(frozen=True)
 class Exported:
-    """A metric family: its name in queries (for a counter, it ends in ``_total``), its type and its help text."""
+    """A metric family: its name in queries (for a counter, it ends in ``_total``), its type, help text and labels."""
 
     name: str
     type: str
     help: str
+    labels: tuple[str, ...] = ()
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -30,13 +32,20 @@ class Exported:
         return tuple(stem + suffix for suffix in _SUFFIXES[self.type])
 
 
-def _listed(families: Iterable[Metric], prefix: str) -> list[Exported]:
-    found = [f for f in families if f.name.startswith(prefix)]
-    return [Exported(f.name + ("_total" if f.type == "counter" else ""), f.type, f.documentation) for f in found]
+def _listed(families: Iterable[Metric], prefix: str, labels: Mapping[str, tuple[str, ...]]) -> list[Exported]:
+    """Return the families whose names begin with ``prefix``. ``labels``: the names of their labels, by family."""
+    return [
+        Exported(f.name + ("_total" if f.type == "counter" else ""), f.type, f.documentation, labels[f.name])
+        for f in families
+        if f.name.startswith(prefix)
+    ]
 
 
 def operator() -> list[Exported]:
-    return _listed(Metrics().registry.collect(), "dljob_operator_")
+    metrics = Metrics()
+    own = [each for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)]
+    labels = {family.name: tuple(each._labelnames) for each in own for family in each.describe()}
+    return _listed(metrics.registry.collect(), "dljob_operator_", labels)
 
 
 def trainer() -> list[Exported]:
@@ -50,4 +59,6 @@ def trainer() -> list[Exported]:
     member.plan = plan
     local = LocalRanks.__new__(LocalRanks)  # the constructor would take over this process's children
     local.running, local.last_ranks = {}, {}
-    return _listed(TrainerCollector(member, local, lambda: ledger).collect(), "dljob_trainer_")
+    families = list(TrainerCollector(member, local, lambda: ledger).collect())
+    labels = {family.name: tuple(getattr(family, "_labelnames", ())) for family in families}
+    return _listed(families, "dljob_trainer_", labels)

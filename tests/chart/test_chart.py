@@ -7,8 +7,10 @@ import helm_python
 import pytest
 import yaml
 
+import helm_engine
 from dljob.api import crd
 from dljob.api.defaults import JobDefaults
+from support.manifests.admission import refusals
 from support.manifests.helm_chart import CHART, MONITORED, WAYS, of_kind, one, render
 from support.manifests.schema_validation import assert_valid
 
@@ -43,6 +45,16 @@ def test_every_object_has_labels_and_a_namespace(way: str) -> None:
             assert "namespace" not in metadata
         elif manifest["kind"] not in ("Role", "RoleBinding"):
             assert metadata["namespace"] == "somewhere"
+
+
+def test_notes_show_a_job_that_needs_no_shared_volume() -> None:
+    """Fixed bug: the plan of the job could have several nodes, and the indented end of its text ended it in no shell."""
+    texts = helm_engine.render(CHART, "dljob", "dljob-system", {})
+    [notes] = [text for path, text in texts.items() if path.endswith("NOTES.txt")]
+    manifest = notes.split("kubectl apply -f - <<END\n")[1].split("\nEND\n")[0]
+    job = yaml.safe_load(manifest)
+    assert refusals(job) == []
+    assert job["spec"]["nodes"]["max"] == 1
 
 
 def test_operator_goes_before_the_pods_of_jobs() -> None:

@@ -59,6 +59,16 @@ def test_metrics_follow_naming_conventions_and_have_help(metric: metriclist.Expo
     assert (metric.type == "counter") == metric.name.endswith("_total")
 
 
+def test_labels_of_metrics_are_listed() -> None:
+    labels = {metric.name: metric.labels for metric in metriclist.operator() + metriclist.trainer()}
+    assert labels["dljob_operator_used_cost_dollars_total"] == ("job_namespace",)
+    assert labels["dljob_operator_queue_start_seconds"] == ("position", "percentile")
+    assert labels["dljob_operator_leader"] == ()
+    assert labels["dljob_trainer_step_seconds"] == ("rank",)
+    assert labels["dljob_trainer_energy_joules_total"] == ("rank", "source")
+    assert labels["dljob_trainer_term"] == ()
+
+
 def test_promtool_accepts_the_rules() -> None:
     assert f"{len(ALL_RULES)} rules found" in promtool("check", "rules", RULES)
 

@@ -40,13 +40,27 @@ class ClusterState:
 
 
 async def observe(api: Any) -> ClusterState:
-    """Return the nodes with their free resources, the profiles and the pods of operators of the cluster."""
+    """Return the nodes with their free resources, the profiles and the pods of operators of the cluster.
+
+    Raise ApiError if the API server answers with an error, such as that the user may not list nodes or pods.
+    """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE
     from dljob.kube.objects.trim import node
 
     active = "status.phase!=Succeeded,status.phase!=Failed"
-    nodes, pods = await asyncio.gather(api.find(NODE, None), api.find(POD, None, fieldSelector=active))
+    try:
+        nodes, pods = await asyncio.gather(api.find(NODE, None), api.find(POD, None, fieldSelector=active))
+    except ApiError as error:
+        if not error.forbidden:
+            raise
+        raise ApiError(
+            error.code,
+            error.reason,
+            f"current cluster: {error.message}; expected the permission to list nodes and the pods of all namespaces, "
+            "because plans depend on free devices. Ask an administrator for it. Without it, plan for a cluster that a "
+            "file describes, or apply the job with planning.mode: PlanOnly, and read its plan from status.plan",
+        ) from None
     try:
         profiles = await api.find(PROFILE, None)
     except ApiError as error:

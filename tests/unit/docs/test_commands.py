@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 
+import helm_engine
 from devcluster import cli as cluster
 from devcluster.images import cli as images
 from dljob.cli.entry import parser
 from support.documentation import ROOT, commands
 
 PARSERS = {"dljob": parser(), "hack/cluster": cluster._parser(), "hack/images": images._parser()}
+PARSERS |= dict.fromkeys(("helm", "hack/helm"), helm_engine._parser())  # hack/helm takes the arguments of helm.
 
 
 def problems(program: argparse.ArgumentParser, words: list[str]) -> list[str]:

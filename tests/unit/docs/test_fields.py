@@ -39,7 +39,7 @@ _FIELD = re.compile(r"([a-z][A-Za-z0-9]*(?:(?:\[\])?\.[a-z][A-Za-z0-9]*)*)(?:: (
 FOREIGN_FIELDS = re.compile(
     r"spec\.(active|template\.metadata\.labels|schedulingGroup\.podGroupName|workloadRef)|release|securityContext"
     r"|spec: \{|watchNamespaces: \[the|.*\.(config\.id2label|json|pt2|py|safetensors)$"
-    r"|runPolicy\.(cleanPodPolicy|schedulingPolicy|suspend)|trainer\.(numNodes|numProcPerNode|resourcesPerNode)"
+    r"|runPolicy\.(cleanPodPolicy|managedBy|schedulingPolicy|suspend)|trainer\.(numNodes|numProcPerNode|resourcesPerNode)"
 )
 """Fields of MPIJobs, PyTorchJobs, TrainJobs, Workloads, pods and monitors, and names of files."""
 

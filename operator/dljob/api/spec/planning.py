@@ -108,7 +108,7 @@ class Objective(ApiModel):
 class FixedGroup(ApiModel):
     """One group of a plan that the user sets: a number of nodes with one device type."""
 
-    device: Annotated[str, Field(min_length=1, max_length=63, description="Device type, as in the catalogue.")]
+    device: Annotated[str, Field(min_length=1, max_length=63, description="Device type, as in spec.devices.")]
     nodes: Annotated[int, Field(ge=1, le=10000, description="Number of nodes.")]
     ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks, one per device, on each node.")] = 1
     batch_per_rank: Annotated[

@@ -95,8 +95,8 @@ class DLJobSpec(ApiModel):
         Field(
             max_length=32,
             description="Device types that the plan may use. A device type is the value of the node label "
-            "nvidia.com/gpu.product, or of dljob.dev/device on nodes without GPUs (cpu if the label is missing). "
-            "Default: all types in the cluster.",
+            "nvidia.com/gpu.product or amd.com/gpu.product-name, or else of dljob.dev/device (cpu without these "
+            "labels). Default: all types in the cluster.",
         ),
     ] = ()
     objective: Annotated[Objective, Field(description="Quantity that the plan minimizes, and the deadline.")] = (

@@ -138,7 +138,7 @@ class PlanStatus(ApiModel):
 
     number: Annotated[int, Field(ge=1, description="Number of the plan, counted from 1 for each job.")]
     digest: Annotated[str, Field(description="Digest of the plan for the trainer.")]
-    summary: Annotated[str, Field(description="One line, such as '3 x cpu, ring, 40+40+40'.")]
+    summary: Annotated[str, Field(description="One line, such as '3 x cpu, Ring, 40+40+40'.")]
     groups: tuple[PlanGroup, ...] = ()
     nodes: Annotated[int, Field(ge=1)]
     ranks: Annotated[int, Field(ge=1)]
