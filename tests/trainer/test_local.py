@@ -137,6 +137,41 @@ def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp
     )
 
 
+def test_resumed_run_has_its_complex_buffers_and_the_report_of_the_whole_training(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, dltrain\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.linear = torch.nn.Linear(2, 1)\n"
+        "        for bits in (64, 128):\n"
+        "            value = torch.zeros(3, dtype=getattr(torch, f'complex{bits}'))\n"
+        "            self.register_buffer(f'z{bits}', value)\n"
+        "            self.register_buffer(f'conjugate{bits}', (value + 1j).conj())\n"
+        "    def forward(self, x):\n"
+        "        self.z64.add_(t.mean(torch.tensor(1 + 2j)))\n"
+        "        self.z128.add_(2**-40 - 1j)\n"
+        "        return self.linear(x) * self.z64.abs().sum().clamp(max=1)\n"
+        f"t = dltrain.init(batch=4, epochs=int(sys.argv[1]), checkpoints={str(tmp_path / 'saved')!r})\n"
+        "model = Net()\n"
+        "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.01))\n"
+        "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
+        "    opt.zero_grad()\n    model(x).mean().backward()\n    opt.step()\n"
+        "print('buffers', model.z64[0].item(), model.z128[0].item())\n"
+        "t.finish()\n"
+    )
+    for epochs in (2, 3):
+        ended = run(command(2, script, str(epochs)), BUSY_S, OMP_NUM_THREADS="1")
+        assert ended.code == EXIT_OK, ended.output
+        steps = 4 * epochs
+        assert f"buffers {complex(steps, 2 * steps)} {complex(steps * 2**-40, -steps)}" in ended.output, ended.output
+    assert "resumed from step 8" in ended.output, ended.output
+    document = Document.parse((tmp_path / "saved/train-local/report.json").read_bytes())
+    assert document.points[0].step == 1 and sum(point.steps for point in document.points) == document.step == 12
+    assert [(entry.step, entry.size) for entry in document.attempts] == [(0, 2), (8, 0), (8, 2), (12, 0)]
+
+
 def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -244,11 +244,27 @@ class TargetForecast(UntrustedRecord):
     latest_step: Count
 
 
+class PatienceState(UntrustedRecord):
+    """The values that ``until.patience`` has counted, with which the next coordinator continues to count.
+
+    The run report has only some of many values, and a job without a checkpoint volume has no run report.
+    """
+
+    metric: Annotated[str, Field(max_length=MAX_METRIC_NAME)]
+    larger_is_better: bool
+    best_step: Annotated[Count, Field(description="Step of the best value.")]
+    last_step: Annotated[Count, Field(description="Step of the last value.")]
+    values_since_best: Annotated[Count, Field(description="Number of values after the best one.")]
+
+
 class TargetProgress(UntrustedRecord):
     """The last and the best value of the metric of ``spec.until`` so far."""
 
     value: float
     best: float
+    patience: Annotated[
+        PatienceState | None, Field(description="Count of the values. None: the trainer is of an earlier release.")
+    ] = None
     forecast: Annotated[
         TargetForecast | None, Field(description="Forecast of the target. None: no forecast is possible.")
     ] = None

@@ -28,7 +28,10 @@ class Structure(UntrustedRecord):
         float, Field(gt=0, le=1e27, description="Floating-point operations of forward and backward passes.")
     ]
     activation_nbytes: Annotated[
-        int, Field(ge=0, le=10**18, description="Bytes that the forward passes keep for the backward passes.")
+        int,
+        Field(
+            ge=0, le=10**18, description="The most bytes that forward passes keep at the same time for backward passes."
+        ),
     ] = 0
     optimizer_slots: Annotated[
         int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")

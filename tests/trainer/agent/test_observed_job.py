@@ -6,22 +6,28 @@ from typing import Any
 
 import pytest
 
+from dlcontract import Plan, Report, Until
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Lost, Received
 from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.protocol.agent_messages import RankEnded
+from dltrain.protocol.rank_messages import Evaluated
 from support.trainer.plans import make_plan
 
 FIRST, SECOND = "digits-cpu-0", "digits-cpu-1"
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> ObservedJob:
+def make_job(tmp_path: Path, plan: Plan, previous: Report | None = None) -> ObservedJob:
     settings: Any = SimpleNamespace(pod=FIRST, pod_ip="127.0.0.1", agent_port=1, hang_min_s=5.0, run_dir=tmp_path)
     reporter: Any = SimpleNamespace(compose=None, urge=lambda: None)
     identity: Any = SimpleNamespace(client=None, tunnel=None)
     reaper: Any = None
-    return ObservedJob(settings, identity, reaper, {}, reporter, make_plan(3), None)
+    return ObservedJob(settings, identity, reaper, {}, reporter, plan, previous)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ObservedJob:
+    return make_job(tmp_path, make_plan(3))
 
 
 def ended(attempt: str, rank: int, text: str) -> RankEnded:
@@ -81,3 +87,18 @@ def test_new_number_of_the_same_training_restarts_nothing(job: ObservedJob, monk
     later = job.plan.model_copy(update={"number": 7})
     job._take(later)
     assert job.plan == later and job.events.new_plan is None
+
+
+def test_next_coordinator_continues_to_count_for_the_patience(tmp_path: Path) -> None:
+    """A job without a checkpoint volume has no run report. The report to the operator has the count."""
+    plan = make_plan(3, until=Until(metric="accuracy", at_least=0.99, patience=3))
+    first = make_job(tmp_path, plan)
+    assert first.stopping_rule is not None
+    for step, accuracy in ((10, 0.7), (20, 0.6), (30, 0.6)):
+        assert first.stopping_rule.record(Evaluated(rank=0, step=step, accuracy=accuracy)) is None
+    sent = Report.parse(first._report().to_json())
+    for uid, stops in ((plan.uid, True), ("another", False)):
+        rule = make_job(tmp_path, plan.model_copy(update={"number": 2, "uid": uid}), sent).stopping_rule
+        assert rule is not None
+        assert rule.record(Evaluated(rank=0, step=30, accuracy=0.6)) is None
+        assert (rule.record(Evaluated(rank=0, step=40, accuracy=0.6)) is not None) == stops

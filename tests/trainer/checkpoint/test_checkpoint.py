@@ -81,8 +81,42 @@ def test_written_tensors_match_the_safetensors_library(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape, name
         assert back[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist(), name
-    with pytest.raises(ValueError, match=r"found tensor a of torch\.complex128"):
-        tensor_file.write(tmp_path / "t", {"a": torch.zeros(1, dtype=torch.complex128)})
+    with pytest.raises(ValueError, match=r"found tensor a of torch\.float8_e4m3fnuz"):
+        tensor_file.write(tmp_path / "t", {"a": torch.zeros(1, dtype=torch.float8_e4m3fnuz)})
+
+
+def test_complex128_is_float64_with_a_dimension_more_for_other_readers(tmp_path: Path) -> None:
+    """The safetensors format has complex64, but not complex128."""
+    values = torch.tensor([[1 + 2j, 3 - 4j, 1e-300j]], dtype=torch.complex128)
+    tensors = {"z": values, "scalar": values[0, 1], "none": values[:, :0], "w": torch.ones(3)}
+    tensor_file.write(tmp_path / "t", tensors)
+    others = load_file(tmp_path / "t")
+    assert {name: tuple(tensor.shape) for name, tensor in others.items()} == {
+        "z": (1, 3, 2), "scalar": (2,), "none": (1, 0, 2), "w": (3,)
+    }  # fmt: skip
+    assert torch.equal(torch.view_as_complex(others["z"]), values)
+    file = tensor_file.TensorFile(tmp_path / "t")
+    assert file.entries.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        back = file.read(name)
+        assert back.dtype == tensor.dtype and back.shape == tensor.shape and torch.equal(back, tensor), name
+    rows = torch.empty(1, 3, dtype=torch.complex128)
+    file.read_rows(rows, "z")
+    assert torch.equal(rows, values)
+
+
+def test_complex_tensors_survive_a_checkpoint(checkpoints: Checkpoints) -> None:
+    model = nn.Linear(2, 2)
+    for bits in (64, 128):
+        values = torch.tensor([1 + 2j, 3 - 4j], dtype=getattr(torch, f"complex{bits}"))
+        model.register_buffer(f"c{bits}", values)
+        model.register_buffer(f"conjugate{bits}", values.conj())  # marked as conjugate, and not computed
+    taken = capture(1, model.state_dict(), {"state": {}, "param_groups": []}, {}, kept={"z": model.c128})
+    checkpoints.save(taken)
+    back = newest(checkpoints)
+    for name, tensor in model.state_dict().items():
+        assert back.model[name].dtype == tensor.dtype and torch.equal(back.model[name], tensor), name
+    assert torch.equal(back.kept["z"], model.c128)
 
 
 def test_snapshot_does_not_change_with_later_training(tmp_path: Path) -> None:

@@ -31,9 +31,12 @@ def tensors(step: int) -> dict[str, Tensor]:
     return {"w": torch.arange(21.0).reshape(7, 3) + step, "b": torch.tensor([float(step)]), "n": torch.tensor(step)}
 
 
-def save(checkpoints: Checkpoints, step: int, ranks: int = 3) -> Path:
-    """Write a checkpoint with the parts of several ranks, as torch.distributed.checkpoint does."""
-    whole, folder = tensors(step), checkpoints.directory / f".step-{step}"
+def save(checkpoints: Checkpoints, step: int, ranks: int = 3, whole: dict[str, Tensor] | None = None) -> Path:
+    """Write a checkpoint with the parts of several ranks, as torch.distributed.checkpoint does.
+
+    ``whole``: the tensors of the model and of the optimizer, by default ``tensors(step)``.
+    """
+    whole, folder = whole or tensors(step), checkpoints.directory / f".step-{step}"
     folder.mkdir()
     files, table = {}, {}
     for file in (MODEL, OPTIMIZER):
@@ -90,6 +93,21 @@ def test_export_is_a_file_with_whole_tensors(checkpoints: Checkpoints, tmp_path:
     export(save(checkpoints, 5), tmp_path / MODEL)
     found = load_file(tmp_path / MODEL)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors(5).items()) and len(found) == 3
+
+
+def test_parts_of_complex_tensors_are_joined(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    whole = {
+        f"z{bits}": torch.complex(torch.arange(10.0), torch.ones(10)).reshape(5, 2).to(getattr(torch, f"complex{bits}"))
+        for bits in (64, 128)
+    }
+    folder = save(checkpoints, 6, whole=whole)
+    found = loaded(checkpoints).model
+    assert all(found[name].dtype == z.dtype and torch.equal(found[name], z) for name, z in whole.items())
+    export(folder, tmp_path / MODEL)
+    others, own = load_file(tmp_path / MODEL), tensor_file.TensorFile(tmp_path / MODEL)
+    assert torch.equal(torch.view_as_complex(others["z128"]), whole["z128"])
+    assert torch.equal(others["z64"], whole["z64"])
+    assert all(torch.equal(own.read(name), z) for name, z in whole.items()), "a run may resume from it"
 
 
 def test_export_rejects_what_it_cannot_read(checkpoints: Checkpoints, tmp_path: Path) -> None:

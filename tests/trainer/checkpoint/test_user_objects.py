@@ -111,7 +111,7 @@ def test_repeated_step_changes_kept_objects_once() -> None:
         ("rate", StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 3), r"\(StepLR\); expected it in t\.schedule"),
         ("ema", {"of": [set()]}, r"t\.keep: ema: found set in its state\['of'\]\[0\]; expected tensors, numbers"),
         ("ema", {(1, 2): 3}, r"found a key of tuple in its state"),
-        ("ema", [torch.zeros(2, dtype=torch.complex128)], r"found a tensor of dtype torch\.complex128"),
+        ("ema", [torch.zeros(2, dtype=torch.float8_e4m3fnuz)], r"found a tensor of dtype torch\.float8_e4m3fnuz"),
         ("history", [1], r"t\.keep: history: found a second object with this name"),
         ("new", [1], r"t\.keep: new: found a checkpoint of step 7 that holds ema, history; expected new in it"),
         (

@@ -294,6 +294,17 @@ class Stream(IterableDataset[int]):
             "collate_fn: found a function with a dataset of tensors; expected None for tensors",
         ),
         ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples; expected equal lengths"),
+        (
+            [torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)],
+            {},
+            r"dataset: found a list of tensors with the shapes \(9, 2\), \(9,\); expected a tuple .*\(\(x, y\)\)",
+        ),
+        (
+            [np.zeros((9, 2)), np.zeros((9, 2))],
+            {"collate_fn": list},
+            "dataset: found a list of tensors .*; expected a tuple",
+        ),
+        ([torch.zeros(9, 2)], {}, "dataset: found a list of tensors .*; expected a tuple"),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (
             DataLoader(Augmented()),
@@ -307,6 +318,18 @@ class Stream(IterableDataset[int]):
 def test_loader_rejects_invalid_arguments(dataset: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(dataset, CPU, **arguments)
+
+
+def test_list_of_samples_is_a_dataset() -> None:
+    """Only a short list of tensors with many rows is refused, because its user means ``(x, y)``."""
+    for samples in (
+        [(torch.zeros(9), 1), (torch.zeros(9), 0)],
+        [torch.zeros(9)] * 5,
+        [torch.zeros(2), torch.zeros(2)],
+        [torch.zeros(9), torch.zeros(8)],
+        [torch.zeros(()), torch.zeros(())],
+    ):
+        assert Loader(samples, CPU).samples == len(samples)
 
 
 def test_steps_reject_a_loader_of_torch() -> None:

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dltrain.comm.algorithms.single_rank import SingleRank
-from dltrain.parallel.batch_norm import Ranks, synchronized
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.parallel.batch_norm import Ranks, SyncBatchNorm, synchronized
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import ALIGNED_NBYTES, GradientBuffer, plan_buckets
 from dltrain.protocol.errors import MisuseError
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+from support.trainer.plans import make_plan
 from support.trainer.ranks import BODIES, run_ranks
 
 
@@ -39,6 +43,29 @@ def test_any_shares_equal_one_process(ranks: int) -> None:
 def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/batch_norm.py", str(ranks), timeout_s=120)
     assert "5 examples, off by at most" in ended.output, ended.output
+
+
+def wrapped_by_a_trainer(model: nn.Module) -> tuple[Trainer, nn.Module]:
+    trainer = Trainer(make_plan(1, steps=1), ProcessGroup(), RankReporter(None), torch.device("cpu"), "cpu")
+    return trainer, trainer.wrap(model, torch.optim.SGD(model.parameters(), 0.1))[0]
+
+
+def test_layers_of_torch_are_replaced_or_rejected() -> None:
+    """Fixed bug: over MPI, layers that torch had converted normalized over the samples of one rank."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    model[1] = nn.SyncBatchNorm.convert_sync_batchnorm(model[1])
+    _, found = wrapped_by_a_trainer(model)
+    assert isinstance(found[1], SyncBatchNorm) and type(found[2]) is nn.BatchNorm1d
+    trainer, found = wrapped_by_a_trainer(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    nn.SyncBatchNorm.convert_sync_batchnorm(found)
+    with pytest.raises(MisuseError, match=r"t\.steps: model: found layers of torch.nn.SyncBatchNorm \(1, …\), made"):
+        next(trainer.steps(trainer.loader((torch.rand(9, 3),))))
+    trainer = Trainer(make_plan(1, steps=1), ProcessGroup(), RankReporter(None), torch.device("cpu"), "cpu")
+    with pytest.raises(MisuseError, match=r"t\.wrap: found no call yet"):
+        next(trainer.steps(trainer.loader((torch.rand(9, 3),))))
+    model[1] = nn.SyncBatchNorm(2, process_group=object())
+    with pytest.raises(MisuseError, match=r"t\.wrap: model: found a torch.nn.SyncBatchNorm with a process group \(1\)"):
+        wrapped_by_a_trainer(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

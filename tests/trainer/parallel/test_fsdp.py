@@ -27,6 +27,14 @@ def test_loops_equal_one_process(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("ranks", RANKS)
+def test_batch_norm_over_all_ranks_equals_one_process(ranks: int, tmp_path: Path) -> None:
+    """Fixed bug: layers of ``nn.SyncBatchNorm.convert_sync_batchnorm`` ended the script on CPUs."""
+    ended = run_ranks(ranks, BODY, str(ranks), str(tmp_path), "batch_norm", timeout_s=200)
+    assert ended.output.count("off by") == 2, ended.output
+
+
+@pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [3, 2])
 def test_micro_batches_and_evaluation_equal_one_process(ranks: int, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from dlcontract import StoppedEarly, Until
 from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage, Step
+from dltrain.record.run_report.document import thinned
 from dltrain.record.run_report.history import History
 from dltrain.record.stopping_rule import StoppingRule
 from support.trainer.plans import make_plan
@@ -99,3 +100,71 @@ def test_patience_goes_on_after_a_change_of_the_plan() -> None:
     assert more is not None and (found := more.record(evaluated(1000, 0.5))) is not None
     assert found[1].reason == "NoImprovement"
     assert rule.continued(Until(metric="loss", at_most=0.1)) is None
+
+
+PATIENT = Until(metric="accuracy", at_least=0.99, patience=700)
+
+
+def first_coordinator(until: Until = PATIENT) -> StoppingRule:
+    """Return a rule with 1000 values, of which that of step 401 is the best."""
+    rule = StoppingRule(until)
+    for step in range(1000):
+        assert rule.record(evaluated(step, 0.6 if step == 401 else 0.5)) is None
+    return rule
+
+
+def next_coordinator(rule: StoppingRule, until: Until = PATIENT, *, with_report: bool = True) -> StoppingRule:
+    """Return the rule of a coordinator that has the run report, which lacks every second value, or has none."""
+    return StoppingRule(until, thinned(rule.values) if with_report else (), rule.progress())
+
+
+@pytest.mark.parametrize("with_report", [True, False])
+@pytest.mark.parametrize("first", [1000, 950, 402], ids=["no step again", "some again", "most again"])
+def test_patience_is_exact_under_the_next_coordinator(first: int, with_report: bool) -> None:
+    """Fixed bug: it came from the run report, which has a part of many values, and could lack the best one."""
+    rule = next_coordinator(first_coordinator(), with_report=with_report)
+    progress = rule.progress()
+    assert progress is not None and progress.best == 0.6
+    for step in range(first, 401 + 700):
+        assert rule.record(evaluated(step, 0.5)) is None, step
+    found = rule.record(evaluated(401 + 700, 0.5))
+    assert found is not None and found[1].reason == "NoImprovement"
+    assert "no better than 0.6 after step 401" in found[1].message
+
+
+def test_patience_is_exact_under_a_third_coordinator_in_the_middle_of_repeated_steps() -> None:
+    second = next_coordinator(first_coordinator())
+    for step in range(900, 950):
+        assert second.record(evaluated(step, 0.5)) is None
+    third = next_coordinator(second, with_report=False)
+    for step in range(900, 401 + 700):
+        assert third.record(evaluated(step, 0.5)) is None, step
+    assert third.record(evaluated(401 + 700, 0.5)) is not None
+
+
+def test_best_value_that_is_repeated_counts_from_there() -> None:
+    rule = next_coordinator(first_coordinator())
+    for step in range(300, 402 + 700):
+        assert rule.record(evaluated(step, 0.6 if step == 402 else 0.5)) is None, step
+    assert rule.record(evaluated(402 + 700, 0.5)) is not None
+
+
+def test_better_value_under_the_next_coordinator_counts_from_there() -> None:
+    rule = next_coordinator(first_coordinator())
+    for step in range(1000, 1010 + 700):
+        assert rule.record(evaluated(step, 0.7 if step == 1010 else 0.5)) is None, step
+    assert rule.record(evaluated(1010 + 700, 0.5)) is not None
+
+
+def test_count_of_another_metric_is_not_continued() -> None:
+    handed = first_coordinator().progress()
+    assert StoppingRule(Until(metric="loss", at_most=0.1), (), handed).progress() is None
+    assert StoppingRule(Until(metric="accuracy", at_most=0.1), (), handed).progress() is None
+
+
+def test_plan_that_changes_under_the_next_coordinator_keeps_the_count() -> None:
+    rule = next_coordinator(first_coordinator()).continued(PATIENT.model_copy(update={"at_least": 0.9}))
+    assert rule is not None
+    for step in range(990, 401 + 700):
+        assert rule.record(evaluated(step, 0.5)) is None, step
+    assert rule.record(evaluated(401 + 700, 0.5)) is not None

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlcontract.checkpoint.parts import header
+from dlcontract.checkpoint.parts import header, stored_entries
 from dltrain.host.volume_access import retry
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.complex128: "C128",
 }  # fmt: skip
-"""The name of each torch dtype in the safetensors format."""
+"""The name of each torch dtype in the safetensors format. The format lacks complex128: see ``parts.REAL_VIEWS``."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -83,11 +83,10 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         header = json.loads(self._repeat(self._header))
-        header.pop("__metadata__", None)
         self.entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            name: (DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()
+            name: (DTYPES[dtype], shape) for name, (dtype, shape) in stored_entries(header).items()
         }
-        self._offsets = {name: self._begin + entry["data_offsets"][0] for name, entry in header.items()}
+        self._offsets = {name: self._begin + header[name]["data_offsets"][0] for name in self.entries}
 
     def _header(self) -> bytes:
         with self.path.open("rb") as file:

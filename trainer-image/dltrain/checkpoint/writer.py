@@ -195,6 +195,8 @@ class CheckpointManager:
         if self.process_group.rank == 0:
             place = place or f"the memory of rank {holder}'s pod"
             print(f"dltrain: resumed from step {snapshot.step} in {place}", file=sys.stderr, flush=True)  # noqa: T201
+            if self.reporter.resumed is not None:
+                self.reporter.resumed()
         return snapshot
 
     def _newest_in_memory(self) -> Stored | None:

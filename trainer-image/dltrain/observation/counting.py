@@ -61,7 +61,8 @@ def counting_mode(own: Sequence[Any]) -> Any:
 
         def kept_nbytes(self) -> int:
             """Return the bytes of the tensors that operations have made and that still exist."""
-            return sum(nbytes for reference, nbytes in self._made.values() if not reference.expired())
+            self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+            return sum(nbytes for _, nbytes in self._made.values())
 
     return Counting()
 

@@ -39,7 +39,11 @@ class ObservedStep:
         self._mode: Any = None
         self._ended = False
         self._failure: str | None = None
-        self._flops = self._kept_nbytes = 0.0
+        self._flops = 0.0
+        self._kept_nbytes = 0
+        """The most bytes that forward passes kept at the same time. A backward pass frees those of its micro-batch."""
+        self._modes: list[Any] = []
+        """The modes of the forward passes so far some of whose results still exist."""
         self._work: dict[str, list[float]] = {}
         """[Number of operations, FLOPs of forward passes, bytes moved in both passes] by kind of operation."""
         self._samples: dict[int, int] = {}
@@ -103,7 +107,7 @@ class ObservedStep:
             "samples": samples,
             "sample_nbytes": self._sample_nbytes[busiest] // samples,
             "flops": self._flops,
-            "activation_nbytes": int(self._kept_nbytes),
+            "activation_nbytes": self._kept_nbytes,
             "optimizer_slots": _slots(self.optimizers.values()),
             "work": [
                 {"kind": kind, "count": int(count), "forward_flops": flops, "moved_nbytes": int(nbytes)}
@@ -175,7 +179,8 @@ class ObservedStep:
             if not module.training:
                 self._evaluated.add(id(module))
             return
-        self._kept_nbytes += mode.kept_nbytes()
+        self._modes = [each for each in [*self._modes, mode] if each.kept_nbytes()]
+        self._kept_nbytes = max(self._kept_nbytes, sum(each.kept_nbytes() for each in self._modes))
         everything = sum(p.numel() for p in module.parameters())
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
         # The backward pass makes the gradients of activations, and those of the parameters that are trained.

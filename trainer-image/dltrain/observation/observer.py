@@ -135,7 +135,8 @@ class Observer:
             self._ending = [step for step in self._ending if not step.end()]
             return
         try:
-            self._updated(optimizer, time.monotonic())
+            if not _is_part_of_update(optimizer, sys._getframe(1)):
+                self._updated(optimizer, time.monotonic())
         except Exception as error:  # noqa: BLE001 - the script must continue
             self._give_up(repr(error))
 
@@ -214,6 +215,21 @@ class Observer:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print("dljob: " + text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _is_part_of_update(optimizer: Any, hooked: Any) -> bool:
+    """Return True if this update is a part of another update of ``optimizer``, after which a hook follows, too.
+
+    This is so if the ``step`` of a class calls that of its base class, and both have hooks: torch adds hooks to the
+    ``step`` of a class when the first optimizer of exactly this class is made. ``hooked``: the frame of torch's
+    function that calls the hook.
+    """
+    frame = hooked.f_back
+    while frame is not None:
+        if frame.f_code is hooked.f_code and any(value is optimizer for value in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:

@@ -154,18 +154,28 @@ def _wide(x: Tensor) -> Tensor:
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def synchronized(model: Model, ranks: Ranks) -> Model:
-    """Replace every BatchNorm layer in ``model`` by a SyncBatchNorm. Return the model, with the same parameters."""
-    if isinstance(model, _BatchNorm):
+def synchronized(model: Model, ranks: Ranks, kind: type[_BatchNorm] = _BatchNorm) -> Model:
+    """Replace every layer of ``kind`` in ``model`` by a SyncBatchNorm. Return the model, with the same parameters."""
+    if isinstance(model, kind):
         return cast(Model, SyncBatchNorm(model, ranks))
     for name, child in model.named_children():
-        setattr(model, name, synchronized(child, ranks))
+        setattr(model, name, synchronized(child, ranks, kind))
     return model
 
 
 def local_layers(model: nn.Module) -> list[str]:
-    """Return the names of BatchNorm layers. Before ``synchronized``, their statistics cover only one rank's samples."""
-    return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    """Return the names of BatchNorm layers whose statistics cover only one rank's samples."""
+    synchronizing = (SyncBatchNorm, nn.SyncBatchNorm)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+    return [name for name, layer in layers.items() if not isinstance(layer, synchronizing)]
+
+
+def torch_layers(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
+    """Return torch's own layers by name, such as those that ``nn.SyncBatchNorm.convert_sync_batchnorm`` makes.
+
+    They compute with the samples of one rank if ranks reduce over MPI, and fail on CPUs otherwise.
+    """
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)}
 
 
 def unsynchronized(layers: Sequence[str]) -> str:

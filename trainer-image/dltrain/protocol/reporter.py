@@ -64,6 +64,8 @@ class RankReporter:
 
         It returns True if it has shown the line, so that ``send`` does not print it. None: ``send`` prints each line.
         """
+        self.resumed: Callable[[], None] | None = None
+        """A function that rank 0 calls if no agent is connected, when it has restored the state from a checkpoint."""
         self.closed: Callable[[], None] | None = None
         """A function that ``close`` calls if no agent is connected, when this rank ends."""
         self._socket: socket.socket | None = None

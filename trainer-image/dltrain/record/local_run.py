@@ -22,15 +22,37 @@ class LocalRun:
 
     Pass the messages of rank 0 to ``take``, and call ``end`` after the last one. If ``folder`` is None, write no
     report. If ``stream`` (by default standard error) is not a terminal, draw no bar.
+
+    If the run resumes, ``resumed`` continues the report of the run before. A run that may resume, but ends before its
+    first step, leaves that report as it is.
     """
 
     def __init__(self, plan: Plan, folder: Path | None, stream: TextIO | None = None) -> None:
         stream = sys.stderr if stream is None else stream
-        self._folder, self._stream = folder, stream if stream.isatty() else None
+        self._plan, self._folder, self._stream = plan, folder, stream if stream.isatty() else None
+        may_resume = plan.checkpoint.enabled
+        self._before = files.read_from(folder, plan) if folder is not None and may_resume else None
+        """The report of the run before. None: there is none, or this run continues or replaces it."""
         self._history = History(plan, time.time())
         self._history.begin_attempt(plan, plan, time.time())
         self._written_s = time.monotonic()
         self._drawn = self._final = False
+
+    def resumed(self) -> None:
+        """Continue the report of the run before, because this run continues its training from a checkpoint."""
+        if (before := self._before) is None:
+            return
+        plan = self._plan
+        settings = {
+            "model": plan.model.name or " ".join(plan.model.command),
+            "dataset": plan.dataset.name or plan.dataset.path or "",
+            "global_batch": plan.global_batch,
+            "seed": plan.seed,
+        }
+        self._history = History(plan, before.started_unix_s, before.model_copy(update=settings))
+        self._history.halted(before.updated_unix_s)  # if the run before was killed, its report does not say so
+        self._history.begin_attempt(plan, plan, time.time())
+        self._before = None
 
     def end(self) -> None:
         """Write the report of a run that ends before its last step without an error, such as by an interrupt."""
@@ -44,6 +66,8 @@ class LocalRun:
         ``line``: the text of the message for the log, which may be empty.
         """
         self._history.record(message, 0, time.time())
+        if isinstance(message, Step):
+            self._before = None
         match message:
             case Finished():
                 self._history.halted(time.time())
@@ -69,7 +93,7 @@ class LocalRun:
         if phase is RunPhase.SUCCEEDED:
             for finding in document.findings:
                 print(f"dltrain: {finding.name}: {finding.message}", file=sys.stderr, flush=True)  # noqa: T201
-        if self._folder is None:
+        if self._folder is None or (self._before is not None and phase is not RunPhase.SUCCEEDED):
             return
         try:
             files.write(self._folder, files.rendered(document))

@@ -5,10 +5,12 @@ from typing import Any
 
 from torch import nn
 
+from dltrain.elastic.team import Team
 from dltrain.models.recomputation import has_run, recompute
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
 from dltrain.train.steps.mixed_precision import MixedPrecision
+from dltrain.train.steps.normalization import check_no_layers_of_torch
 
 _CALL = "t.checkpoint_activations(model.blocks)"
 _FIELD = "with a plan that checkpoints activations (spec.activationCheckpointing)"
@@ -17,6 +19,8 @@ _FIELD = "with a plan that checkpoints activations (spec.activationCheckpointing
 class AsPlanned(MixedPrecision):
     """The part of ``Trainer`` with which a training loop computes as the plan says: its precision, and its memory."""
 
+    model: nn.Module
+    _team: Team
     _blocks: tuple[nn.Module, ...] | None = None
     """The modules that the script has named; None before that."""
     _first_checked = False
@@ -39,8 +43,10 @@ class AsPlanned(MixedPrecision):
     def _check_loop(self, *, accumulate: bool) -> None:
         """Raise MisuseError before the first step if the loop would need more memory than the plan has.
 
-        ``accumulate``: the argument of ``steps``.
+        Raise it also for a model with torch's SyncBatchNorm. ``accumulate``: the argument of ``steps``.
         """
+        if self._team.taken:
+            check_no_layers_of_torch(self.model)
         usage_checks.check_accumulates(self.plan, accumulate=accumulate)
         if self.plan.activation_checkpointing and self._blocks is None:
             raise MisuseError(

@@ -182,7 +182,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
             raise _named(error) from None
         if rank == 0 and not reporter.connected:
             local = LocalRun(plan, _report_folder(plan))
-            reporter.observe, reporter.closed = local.take, local.end
+            reporter.observe, reporter.resumed, reporter.closed = local.take, local.resumed, local.end
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()

@@ -14,10 +14,17 @@ from typing import Any
 
 MODEL = "model.safetensors"
 ELEMENT_NBYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
-    "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "C128": 16, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4,
+    "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-"""Bytes of an element by the name of its type in the safetensors format."""
+"""Bytes of an element by the name of its type in the safetensors format, and of C128 (see ``REAL_VIEWS``)."""
+REAL_VIEWS = {"C128": "F64"}
+"""The real type that a file states in place of a complex type that the safetensors format lacks.
+
+The tensor's shape in the file has a last dimension of 2 in addition: real and imaginary part. Other programs read this
+real tensor. ``__metadata__`` has the complex type under ``COMPLEX_TYPES``."""
+COMPLEX_TYPES = "dljob.complex_types"
+"""Key in the ``__metadata__`` of a file: JSON of the complex type by the tensor's name."""
 PIECE_NBYTES = 4 * 2**20
 Entries = Mapping[str, tuple[str, tuple[int, ...]]]
 """(Type in the safetensors format, shape) of each tensor of a file by name."""
@@ -109,16 +116,25 @@ def header(entries: Entries) -> tuple[list[str], bytes]:
     The tensors are sorted by decreasing element size, so that all are aligned.
     """
     order = sorted(entries, key=lambda name: (-ELEMENT_NBYTES[entries[name][0]], name))
-    found: dict[str, object] = {}
+    viewed = {name: entries[name][0] for name in order if entries[name][0] in REAL_VIEWS}
+    found: dict[str, object] = {"__metadata__": {COMPLEX_TYPES: json.dumps(viewed)}} if viewed else {}
     at = 0
     for name in order:
         dtype, shape = entries[name]
         end = at + prod(shape) * ELEMENT_NBYTES[dtype]
-        found[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        stated = (REAL_VIEWS[dtype], [*shape, 2]) if dtype in REAL_VIEWS else (dtype, list(shape))
+        found[name] = {"dtype": stated[0], "shape": stated[1], "data_offsets": [at, end]}
         at = end
     text = json.dumps(found, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return order, len(text).to_bytes(8, "little") + text
+
+
+def stored_entries(found: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return (type, shape) of each tensor from the JSON of a file that ``header`` or another program began."""
+    complex_types = json.loads(found.get("__metadata__", {}).get(COMPLEX_TYPES, "{}"))
+    entries = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in found.items() if name != "__metadata__"}
+    return entries | {name: (dtype, entries[name][1][:-1]) for name, dtype in complex_types.items()}
 
 
 Read = Callable[[str, int, int], Iterator[bytes]]

@@ -91,6 +91,7 @@ class ObservedJob:
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
         """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
+        self._progress_before = previous.target if previous is not None and previous.uid == plan.uid else None
         self.stopping_rule: StoppingRule | None = None
         self.stopping_rule = self._stopping_rule()
         self.trained = False
@@ -153,7 +154,7 @@ class ObservedJob:
         if until is None:
             return None
         rule = self.stopping_rule.continued(until) if self.stopping_rule is not None else None
-        return rule or StoppingRule(until, self.account.history.values(until.metric))
+        return rule or StoppingRule(until, self.account.history.values(until.metric), self._progress_before)
 
     def _report(self) -> Report:
         report = self.ledger.report(time.time())

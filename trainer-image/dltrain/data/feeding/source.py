@@ -23,6 +23,8 @@ from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
 Collate = Callable[[list[Any]], Any]
 """Type of a function that makes one batch from a list of samples."""
+MAX_COLUMNS = 4
+"""Maximum length of a list of tensors that is refused as ``[x, y]``. The tensors of a longer list count as samples."""
 _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -74,6 +76,18 @@ def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
         ) from None
 
 
+def _is_list_of_columns(dataset: Any) -> bool:
+    """Return True if ``dataset`` is a list such as ``[x, y]``, whose tensors or arrays have a row for each sample.
+
+    As in torch's DataLoader, the list would count as a dataset of two samples, because its length is 2.
+    """
+    if not isinstance(dataset, list) or not 0 < len(dataset) <= MAX_COLUMNS:
+        return False
+    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in dataset):
+        return False
+    return len({len(part) for part in dataset}) == 1 and len(dataset[0]) > len(dataset)
+
+
 class Source:
     """A dataset from which batches can be made.
 
@@ -94,6 +108,13 @@ class Source:
             raise MisuseError(
                 f"dataset: found {type(dataset).__name__}, an IterableDataset; expected a map-style dataset (with len "
                 "and []) or a tuple of tensors, because sampling by step needs random access"
+            )
+        if _is_list_of_columns(dataset):
+            shapes = ", ".join(str(tuple(part.shape)) for part in dataset)
+            raise MisuseError(
+                f"dataset: found a list of tensors with the shapes {shapes}; expected a tuple of them if each row is a "
+                "sample. Call t.loader((x, y)) in place of t.loader([x, y]). If each tensor of the list is one sample, "
+                "call t.loader(torch.stack(samples))"
             )
         if type(dataset) is TensorDataset and collate is None:
             dataset = dataset.tensors

@@ -34,9 +34,12 @@ def read(plan: Plan) -> Document | None:
     The result is also None if the job has no checkpoint volume, if the report cannot be read, or if it belongs to an
     earlier job with the same name (another ``uid``).
     """
-    if not plan.checkpoint.on_volume:
-        return None
-    path = job_directory(plan) / JSON
+    return read_from(job_directory(plan), plan) if plan.checkpoint.on_volume else None
+
+
+def read_from(folder: Path, plan: Plan) -> Document | None:
+    """Return the run report in ``folder``, or None if there is none of the job of ``plan`` or it cannot be read."""
+    path = folder / JSON
     try:
         document = Document.parse(path.read_bytes())
     except FileNotFoundError:
@@ -44,7 +47,7 @@ def read(plan: Plan) -> Document | None:
     except (OSError, ValueError) as error:
         log.warning("cannot read the run report %s (%s); starting a new report", path, error)
         return None
-    return document if document.uid == plan.uid else None
+    return document if (document.uid, document.job) == (plan.uid, plan.job) else None
 
 
 def rendered(document: Document) -> dict[str, str]:

@@ -82,6 +82,8 @@ def averaged(value: Tensor, participants: Participants) -> Tensor:
     The result has the dtype of ``value``, or float32 for integers. Raise PeerLostError if ranks are lost and the others
     cannot continue.
     """
+    if value.is_complex():
+        return torch.view_as_complex(averaged(torch.view_as_real(value.detach().resolve_conj()), participants))
     weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
     weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
@@ -96,7 +98,8 @@ def _sum(values: Tensor, participants: Participants) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    content: bytes = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain = tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+    content: bytes = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     return content
 
 

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dltrain.elastic.team import Team
-from dltrain.parallel.batch_norm import Ranks, local_layers, synchronized, unsynchronized
+from dltrain.parallel.batch_norm import Ranks, local_layers, synchronized, torch_layers, unsynchronized
+from dltrain.protocol.errors import MisuseError
 from dltrain.train.steps.step import Step
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,21 +30,37 @@ def warn_of_batch_norm(model: nn.Module, micro_batches: int, rank: int) -> None:
         )
 
 
+def check_no_layers_of_torch(model: nn.Module) -> None:
+    """Raise MisuseError if the script has converted the layers of ``model`` to torch's SyncBatchNorm after ``wrap``."""
+    if layers := list(torch_layers(model)):
+        raise MisuseError(
+            f"t.steps: model: found layers of torch.nn.SyncBatchNorm ({layers[0]}, …), made after t.wrap; "
+            "expected them before it, because torch's own layers ignore the ranks' different batch sizes. Call "
+            "convert_sync_batchnorm before t.wrap, or pass sync_batch_norm=True to t.wrap instead"
+        )
+
+
 def with_batch_norm(model: Model, team: Team, step: Step, *, synchronize: bool) -> Model:
     """Return the model with BatchNorm layers that compute their statistics over all ranks, if ``synchronize`` is true.
 
-    Otherwise, return the model unchanged and warn about its BatchNorm layers. A model without such layers, or with a
-    single worker, is always returned unchanged.
+    Layers of torch.nn.SyncBatchNorm do so in any case: dltrain's own ones replace them. Warn about other BatchNorm
+    layers that are left as they are, unless there is a single worker. Raise MisuseError for a layer of torch with a
+    process group.
     """
-    if team.workers == 1 or not (layers := local_layers(model)):
-        return model
-    if not synchronize:
-        if team.rank == 0:
-            warnings.warn(unsynchronized(layers), stacklevel=3)
+    of_torch, others = torch_layers(model), local_layers(model)
+    if grouped := [name for name, layer in of_torch.items() if layer.process_group is not None]:
+        raise MisuseError(
+            f"t.wrap: model: found a torch.nn.SyncBatchNorm with a process group ({grouped[0]}); expected one over all "
+            "ranks. Call convert_sync_batchnorm without process_group"
+        )
+    if others and not synchronize and team.workers > 1 and team.rank == 0:
+        warnings.warn(unsynchronized(others), stacklevel=3)
+    if not of_torch and (not synchronize or not others or team.workers == 1):
         return model
     # If a rank were lost during a forward pass, the others would stop inside this pass. A step cannot be repeated from
     # there, so the process group must not shrink.
     team.elastic.active = False
     counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
     # The lambda reads ``team.worker_group`` at each call, because this attribute changes when ranks are lost.
-    return synchronized(model, Ranks(lambda of: team.worker_group.sum(of), counts, weight))
+    ranks = Ranks(lambda of: team.worker_group.sum(of), counts, weight)
+    return synchronized(model, ranks) if synchronize else synchronized(model, ranks, nn.SyncBatchNorm)

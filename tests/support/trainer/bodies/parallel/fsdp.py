@@ -181,8 +181,8 @@ def trained(
     **fields: Any,
 ) -> Trainer:
     plan: dict[str, Any] = {"parallelism": "Sharded", "collective": "Torch", "bucket_nbytes": 4096} | fields
-    model = ModelRef(command=("python", "train.py"))
-    made = make_plan(global_batch=sum(shares), shares=shares, steps=steps, model=model, min_ranks=len(shares), **plan)
+    plan = {"model": ModelRef(command=("python", "train.py"))} | plan
+    made = make_plan(global_batch=sum(shares), shares=shares, steps=steps, min_ranks=len(shares), **plan)
     trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     net, opt = trainer.wrap(net, optimizer(net))
     for x, y in trainer.steps(trainer.loader(data), accumulate=True):
@@ -208,6 +208,29 @@ def check_loops(group: ProcessGroup, folder: Path) -> None:
             print_on_rank_0(group, f"{body.__name__} {name}: off by {off:.1e}")
             assert off < 1e-9, (body.__name__, off)
             trainer.close()
+
+
+def check_batch_norm(group: ProcessGroup, folder: Path) -> None:
+    """Statistics cover the global batch, as the script or torch's own function asks."""
+    data, shares = four_classes(SAMPLES, torch.float64), [3 + 4 * rank for rank in range(group.size)]
+
+    def normalized() -> Net:
+        net = Net()
+        net.norm = nn.BatchNorm1d(31, dtype=torch.float64)  # type: ignore[assignment]
+        return net
+
+    alone = trained_alone(backward, data, sum(shares), sgd, normalized())
+    for how in ("t.wrap", "torch"):
+        net, model = normalized(), ModelRef(command=("python", "train.py"), sync_batch_norm=how == "t.wrap")
+        if how == "torch":
+            net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+        trainer = trained(group, backward, data, shares, sgd, net, model=model)
+        off = distance(whole(trainer.model), flat(alone))
+        print_on_rank_0(group, f"batch norm by {how}: off by {off:.1e}")
+        assert off < 1e-9, off
+        for (name, found), expected in zip(trainer.model.named_buffers(), alone.buffers(), strict=True):
+            assert name == "seen" or distance(found, expected) < 1e-9, name
+        trainer.close()
 
 
 def check_micro_batches(group: ProcessGroup, folder: Path) -> None:
@@ -344,6 +367,7 @@ def check_misuse(group: ProcessGroup, folder: Path) -> None:
 
 CHECKS = {
     "loops": check_loops,
+    "batch_norm": check_batch_norm,
     "micro_batches": check_micro_batches,
     "checkpoints": check_checkpoints,
     "other_ranks": check_other_ranks,
