@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from dlcontract.checkpoint.parts import REAL_VIEWS
 from dltrain.checkpoint.state import WeightLoader
 from dltrain.checkpoint.tensor_file import NAMES, TensorFile
 from support.trainer.ranks import BODIES, run_ranks
@@ -36,7 +37,7 @@ def test_resuming_needs_no_more_memory_than_training(strategy: str, tmp_path: Pa
 
 
 def test_tensors_of_a_file_are_read_one_at_a_time(tmp_path: Path) -> None:
-    tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in NAMES}
+    tensors = {str(d): torch.arange(6).reshape(2, 3).to(d) for d, name in NAMES.items() if name not in REAL_VIEWS}
     tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
     save_file(tensors, tmp_path / "t", metadata={"format": "pt"})
     file = TensorFile(tmp_path / "t")

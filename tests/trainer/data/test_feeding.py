@@ -299,11 +299,7 @@ class Stream(IterableDataset[int]):
             {},
             r"dataset: found a list of tensors with the shapes \(9, 2\), \(9,\); expected a tuple .*\(\(x, y\)\)",
         ),
-        (
-            [np.zeros((9, 2)), np.zeros((9, 2))],
-            {"collate_fn": list},
-            "dataset: found a list of tensors .*; expected a tuple",
-        ),
+        ([np.zeros((9, 2))] * 2, {"collate_fn": list}, "dataset: found a list of tensors .*; expected a tuple"),
         ([torch.zeros(9, 2)], {}, "dataset: found a list of tensors .*; expected a tuple"),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (
