@@ -1,5 +1,7 @@
 """Tests of what the observer counts if a step has several forward passes, or an update has another one inside."""
 
+from pathlib import Path
+
 from support.trainer.observed_scripts import MLP, loop, observed
 
 
