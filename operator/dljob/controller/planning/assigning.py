@@ -249,8 +249,8 @@ class Assigning:
             (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
         )
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
-        stay = {key: each for key, each in self._running.items() if self._queue.holds_devices(key)}
-        running = {key: each.question for key, each in stay.items() if not self._is_moving(key)}
+        staying = [key for key in self._running if self._queue.holds_devices(key) and not self._is_moving(key)]
+        running = {key: self._running[key].question for key in staying}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
         shape = _shape(self._view_without({job.key for job in self._cache.jobs()}))

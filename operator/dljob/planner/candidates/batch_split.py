@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nextafter
 
+from dlcontract import replica_batches
 from dljob.perf.fit.curve import Curve
 
 
@@ -97,7 +98,7 @@ def _bracket(kinds: Sequence[Kind], batch: int) -> tuple[float, float]:
 
 def even(batch: int, ranks: int) -> list[int]:
     """Split ``batch`` into ``ranks`` whole numbers that differ by at most one, the larger ones first."""
-    return [batch // ranks + (i < batch % ranks) for i in range(ranks)]
+    return list(replica_batches(batch, ranks))
 
 
 def even_split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:

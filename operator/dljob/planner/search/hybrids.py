@@ -18,6 +18,11 @@ STAGES, GROUPS = (2, 4, 8, 16, 32), (2, 4, 8)
 """Numbers of pipeline stages, and of ranks of a tensor-parallel group."""
 
 
+def node_counts(most: int) -> list[int]:
+    """Return the numbers of nodes to try, in falling order: ``most``, and the powers of two up to it."""
+    return sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True)
+
+
 def reducing(part: Part) -> CollectiveName:
     """Return the collective with which ranks that hold the same part of a model sum its gradients."""
     return "Torch" if part.option.pool.is_gpu else "Ring"

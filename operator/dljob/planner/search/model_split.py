@@ -22,7 +22,7 @@ from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
-from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, reducing
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, node_counts, reducing
 from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
@@ -369,8 +369,7 @@ def _hybrids(kind: Kind, places: Sequence[tuple[Option, range]], request: Reques
     """Return the hybrids on the most nodes of each option, and on powers of two of them."""
     found = []
     for option, counts in places if request.replicas is None else ():
-        some = {counts[-1], *(1 << i for i in range(counts[-1].bit_length()))}
-        for nodes in sorted((n for n in some if n in counts), reverse=True)[:MAX_HYBRID_COUNTS]:
+        for nodes in [n for n in node_counts(counts[-1]) if n in counts][:MAX_HYBRID_COUNTS]:
             for candidate in hybrids(kind, Part(option, nodes), request, model):
                 if (fitting := fewest_micro_batches(candidate, request, model)) is not None:
                     found.append(_Priced(objective.score(request, fitting[1]), *fitting))

@@ -20,7 +20,7 @@ from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies import zero
 from dljob.planner.search import objective
 from dljob.planner.search import sharded as sharding
-from dljob.planner.search.hybrids import fewest_micro_batches, hybrids
+from dljob.planner.search.hybrids import fewest_micro_batches, hybrids, node_counts
 from dljob.planner.search.model_split import KINDS
 from dljob.planner.types import Choice, Prediction, Request, Unsupported
 from dljob.planner.types.texts import duration, gibibytes
@@ -120,8 +120,7 @@ def _parts(
         last = min(max((o.nodes for o in options), default=0), request.nodes_max or pool.nodes)
         while last and pool.is_gpu and not request.allows_gpus(pool.device, last * layout.ranks):
             last -= 1
-        counts = sorted({last, *(1 << i for i in range(last.bit_length()))}, reverse=True)[:MAX_COUNTS]
-        for nodes in counts:
+        for nodes in node_counts(last)[:MAX_COUNTS]:
             fitting = [o for o in options if o.nodes >= nodes >= max(o.min_nodes, request.nodes_min)]
             if fitting and nodes * layout.ranks > 1:
                 yield Part(max(fitting, key=lambda o: o.memory_nbytes), nodes)

@@ -140,7 +140,7 @@ class ModelParallel(DataParallel):
             shared = super().finish()  # summed over the ranks with the same part of the model
         began = time.perf_counter()
         self.complete_gradients()
-        shared = self.replicas.sum(shared)
+        shared = self.replicas.own.sum(shared)
         self.exposed_s += time.perf_counter() - began
         gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
         self.square = square_of(gradients)

@@ -4,8 +4,6 @@ With p ranks per replica, rank r has part r mod p of replica r // p. The ranks o
 batch. The ranks with the same part, one of each replica, sum their gradients.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from dlcontract import Plan
@@ -27,7 +25,7 @@ class Replicas:
     def __init__(self, plan: Plan, process_group: ProcessGroup) -> None:
         """Create the process groups. All ranks must call this together. Raise PeerLostError if a rank is lost."""
         self._plan, self.whole = plan, process_group
-        self.count, self.parts = plan.replicas, process_group.size // plan.replicas
+        self.count, self.parts = plan.replicas, plan.split_over
         self.index, self.part = divmod(process_group.rank, self.parts)
         ranks = range(process_group.size)
         self.own = process_group.split([rank // self.parts for rank in ranks])
@@ -64,7 +62,3 @@ class Replicas:
         """Abort the operations in which ranks of this replica wait for this rank."""
         if self.count > 1:
             self.own.abandon()
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over the ranks of this replica. Raise PeerLostError if a rank is lost."""
-        return self.own.sum(values)
