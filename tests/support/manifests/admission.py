@@ -139,17 +139,20 @@ def change_refusals(old: Json, new: Json) -> list[str]:
     ]
 
 
-def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
-    """Yield every rule of the schema that ``value`` breaks, and the second of two items of a map list with equal keys."""
+def broken_rules(schema: Json, value: Any, path: str = "", words: str = "") -> Iterator[Broken]:
+    """Yield every rule of the schema that ``value`` breaks, and the second of two items of a map list with equal keys.
+
+    ``words``: evaluate only the rules whose messages contain them.
+    """
     if rules := schema.get("x-kubernetes-validations"):
         given = {"self": json_to_cel(value)}
         for rule in rules:
-            if "oldSelf" not in rule["rule"] and not _evaluated(rule["rule"], given):
+            if words in rule["message"] and "oldSelf" not in rule["rule"] and not _evaluated(rule["rule"], given):
                 yield Broken(path, rule["message"])
     if isinstance(value, dict):
         for name, field in schema.get("properties", {}).items():
             if name in value:
-                yield from broken_rules(field, value[name], f"{path}.{name}".lstrip("."))
+                yield from broken_rules(field, value[name], f"{path}.{name}".lstrip("."), words)
     if isinstance(value, list):
         keys = schema.get("x-kubernetes-list-map-keys", ())
         names = [{key: item.get(key) for key in keys} for item in value] if keys else []
@@ -157,7 +160,7 @@ def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
             if name in names[:index]:
                 yield Broken(f"{path}[{index}]", f"Duplicate value: {name}")
         for index, item in enumerate(value):
-            yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]")
+            yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]", words)
 
 
 @cache

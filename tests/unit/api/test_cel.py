@@ -85,7 +85,13 @@ def test_invalid_value_is_reported_with_the_valid_ones(changes: Json, words: str
 
 
 def test_cases_break_every_rule() -> None:
-    broken = {message for changes, _ in CASES.values() for message in messages_of_cel(spec_of(changes))}
+    # Only the rules that a case names: a test above evaluates all rules for each case.
+    broken = {
+        rule.message
+        for changes, words in CASES.values()
+        if words
+        for rule in broken_rules(SPEC, spec_of(changes), words=words)
+    }
     assert broken == {rule["message"] for rule in _rules(SPEC)}
 
 
