@@ -50,10 +50,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under hack/test and hack/test explore, give each property test a sixth or ten times its number of examples."""
+    changed = set()  # Items of a parametrized test share their function: a factor counts once.
     for item in items if FACTOR != 1 else ():
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
-        if hasattr(function, "hypothesis"):
+        if hasattr(function, "hypothesis") and function not in changed:
+            changed.add(function)
             own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
             examples = max(round(own.max_examples * FACTOR), min(own.max_examples, 10))
             function._hypothesis_internal_use_settings = settings(  # type: ignore[union-attr]
