@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from dljob.cli import remote
 from dljob.cli.commands import model, plan, probe, records, run, serve, suggest, top
 from dljob.client.errors import BadInputError
 
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   dljob probe                                   measure the hardware of nodes, for first plans of new models
   dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
   dljob top -A                                  show all jobs with progress and step times
+  dljob top --context gpus                      show the jobs of the cluster of another context of the kubeconfig
   dljob logs digits --rank 0                    print the last output of a rank after the job has ended
   dljob report digits                           save the run report of a job that has ended, a page with plots
   dljob get-model digits DIR                    copy the model of a job that has ended to this machine
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     try:
-        code: int = given.run(given)
+        with remote.cluster_of(given):
+            code: int = given.run(given)
     except BadInputError as error:
         print(f"dljob: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,11 @@
-"""Run a command's requests to the current cluster, that of the kubeconfig."""
+"""Run a command's requests to the cluster of its options ``--context`` and ``--kubeconfig``, or of the kubeconfig."""
 
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -15,6 +16,33 @@ from dljob.client.errors import BadInputError
 T = TypeVar("T")
 PAUSE_S = 0.5
 """Seconds between two requests to an API server that does not answer."""
+_selected: ContextVar[tuple[str | None, str | None]] = ContextVar("_selected", default=(None, None))
+"""The kubeconfig and the context of the command that runs, as ``access.connection`` takes them."""
+
+
+def add_cluster(command: argparse.ArgumentParser) -> None:
+    """Add the options ``--context`` and ``--kubeconfig``, which choose the cluster of the command."""
+    command.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current context)")
+    command.add_argument(
+        "--kubeconfig", metavar="FILE", help="kubeconfig (default: the value of KUBECONFIG, or ~/.kube/config)"
+    )
+
+
+def cluster_options(given: argparse.Namespace) -> dict[str, str]:
+    """Return option → value of the options that the user has set of those that choose a cluster."""
+    found = {f"--{name}": getattr(given, name, None) for name in ("context", "kubeconfig")}
+    return {name: value for name, value in found.items() if value}
+
+
+@contextmanager
+def cluster_of(given: argparse.Namespace) -> Iterator[None]:
+    """Let requests go to the cluster that the options of a command choose."""
+    options = cluster_options(given)
+    before = _selected.set((options.get("--kubeconfig"), options.get("--context")))
+    try:
+        yield
+    finally:
+        _selected.reset(before)
 
 
 def add_namespace(command: argparse.ArgumentParser, before: str = "") -> None:
@@ -74,13 +102,13 @@ async def patiently(request: Callable[[], Awaitable[T]], meanwhile: str) -> T:
 
 @asynccontextmanager
 async def _api() -> AsyncIterator[Any]:
-    async with access.opened(access.connection()) as api:
+    async with access.opened(access.connection(*_selected.get())) as api:
         yield api
 
 
 def default_namespace() -> str:
-    """Return the namespace of the kubeconfig's current context, or ``default`` if the context names none.
+    """Return the namespace of the kubeconfig's context, or ``default`` if the context names none.
 
     Raise BadInputError without a usable kubeconfig, or if the operator's dependencies are not installed.
     """
-    return access.connection().info.default_namespace or "default"
+    return access.connection(*_selected.get()).info.default_namespace or "default"

@@ -67,9 +67,9 @@ def missing_package(error: ImportError) -> BadInputError:
 def in_words(error: Any) -> str:
     """Return the message for the user about an error of the API server (``dljob.kube.ApiError``)."""
     if error.code == 0:
-        return f"the API server does not answer: {error.message}. Check KUBECONFIG and the cluster"
+        return f"the API server does not answer: {error.message}. Check the kubeconfig and the cluster"
     if error.code == 401:
-        return "the API server rejected the credentials. Check KUBECONFIG"
+        return "the API server rejected the credentials. Check the kubeconfig"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
         return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
     return str(error.message)

@@ -172,8 +172,8 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
     except (kopf.LoginError, AttributeError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"kubeconfig: found an invalid file or invalid credentials ({what}); expected valid ones. Set KUBECONFIG "
-            "to a kubeconfig that works"
+            f"kubeconfig: found an invalid file or invalid credentials ({what}); expected valid ones. Name a "
+            "kubeconfig that works, such as by KUBECONFIG"
         ) from error
     if info is None:
         raise ValueError(
@@ -301,7 +301,7 @@ def _merged(paths: Iterable[Path], context: str | None) -> dict[str, Any]:
 
     The first current context that is not empty and the first entry of each name apply. Files that do not exist are left
     out if another one exists. Relative paths in a file begin at its folder. Raise OSError if no file exists, and
-    TypeError or AttributeError for a file that is no kubeconfig.
+    TypeError or AttributeError for a file that is no kubeconfig, and ValueError for a context that does not exist.
     """
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _PATHS}
     current, missing, found = context or "", "", False
@@ -318,6 +318,12 @@ def _merged(paths: Iterable[Path], context: str | None) -> dict[str, Any]:
                 entries[kind].setdefault(item["name"], _absolute(kind, item.get(kind) or {}, path.absolute().parent))
     if missing and not found:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing)
+    if (context or (current and entries["context"])) and current not in entries["context"]:
+        listed = ", ".join(sorted(map(str, entries["context"]))) or "none"
+        raise ValueError(
+            f"context: found {current}; expected one of the contexts of the kubeconfig: {listed}. Name one of them, or "
+            "another kubeconfig"
+        )
     lists = {
         f"{kind}s": [{"name": name, kind: entry} for name, entry in named.items()] for kind, named in entries.items()
     }

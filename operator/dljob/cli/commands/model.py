@@ -17,6 +17,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "while the files are copied, and is then deleted.",
     )
     remote.add_namespace(command)
+    remote.add_cluster(command)
     command.add_argument("job", metavar="JOB", help="name of the DLJob")
     command.add_argument("folder", metavar="DIR", help="folder to create; an existing folder must be empty")
     command.add_argument(

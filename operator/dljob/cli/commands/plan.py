@@ -52,6 +52,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="also show the same job with dltrain over MPI, with Torchrun and gloo, and with a parameter server: step "
         "time with its 10th and 90th percentile, throughput, and throughput divided by step time",
     )
+    remote.add_cluster(command)
     command.add_argument("--json", action="store_true", help="print one JSON document per job")
     command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
     command.set_defaults(run=run)
@@ -61,6 +62,12 @@ def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
     refused: list[str] = []
     if given.cluster:
+        if options := remote.cluster_options(given):
+            option, value = next(iter(options.items()))
+            raise BadInputError(
+                f"{option}: found {value} with --cluster; expected one of them, because a file describes the cluster. "
+                f"Remove {option} or --cluster"
+            )
         profiles = files.profiles(given.profiles) if given.profiles else ()
         state = ClusterState(files.cluster(given.cluster), {}, profiles=profiles)
     elif given.profiles:

@@ -54,6 +54,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "-n", "--namespace", metavar="NAME", help="namespace of the pods (default: that of the operator)"
     )
+    remote.add_cluster(command)
     command.add_argument(
         "--timeout",
         type=float,
@@ -80,6 +81,7 @@ def run(given: argparse.Namespace) -> int:
         )
     cluster_only = {"--node": given.node, "--link": given.link, "--image": given.image, "--namespace": given.namespace}
     if given.local:
+        cluster_only |= remote.cluster_options(given)
         if wrong := [name for name, value in cluster_only.items() if value]:
             raise BadInputError(f"{wrong[0]}: found this option with --local; expected one of them. Remove {wrong[0]}")
         if len(given.device) > 1:

@@ -22,6 +22,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "logs of its checkpoint volume. While a job runs, use kubectl logs.",
     )
     remote.add_namespace(logs)
+    remote.add_cluster(logs)
     logs.add_argument("job", metavar="JOB", help="name of the DLJob")
     logs.add_argument("--rank", type=int, metavar="RANK", help="print only this rank, without a header")
     logs.set_defaults(run=print_logs)
@@ -32,6 +33,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "data as JSON. A job with checkpoints also has the report on its checkpoint volume, even while the job runs.",
     )
     remote.add_namespace(report)
+    remote.add_cluster(report)
     report.add_argument("job", metavar="JOB", help="name of the DLJob")
     report.add_argument("--json", action="store_true", help="save the data as JSON instead of the page")
     report.add_argument(

@@ -25,6 +25,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob; - for standard input")
     remote.add_namespace(command, before="the manifest, or of ")
+    remote.add_cluster(command)
     command.add_argument("--no-follow", action="store_true", help="apply the job and return")
     command.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="stop following after this time and exit with 1"

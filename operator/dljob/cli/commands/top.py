@@ -27,6 +27,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "jobs, and how often jobs were preempted.",
     )
     remote.add_namespace(command)
+    remote.add_cluster(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
     command.add_argument(
         "--rates", action="store_true", help="also show samples per second, and these divided by the step time"

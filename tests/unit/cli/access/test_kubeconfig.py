@@ -244,4 +244,4 @@ class TestExpiredToken:
         with threaded_api(tmp_path) as server:
             monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
             assert main(["top"]) == 2
-        assert capsys.readouterr().err == "dljob: the API server rejected the credentials. Check KUBECONFIG\n"
+        assert capsys.readouterr().err == "dljob: the API server rejected the credentials. Check the kubeconfig\n"
