@@ -259,7 +259,7 @@ def test_releases_of_one_name_in_several_namespaces_share_no_object(limits: tupl
 def test_roles_of_a_release_for_all_namespaces_keep_their_names() -> None:
     """Administrators may have bound them."""
     names = {role["metadata"]["name"] for role in of_kind(render(), "ClusterRole")}
-    assert names == {"dljob", "dljob-view", "dljob-edit"}
+    assert names == {"dljob", "dljob-view", "dljob-edit", "dljob-plan"}
 
 
 def test_users_of_namespaces_get_roles_for_jobs_only() -> None:
@@ -271,3 +271,17 @@ def test_users_of_namespaces_get_roles_for_jobs_only() -> None:
         assert "*" not in {verb for _, _, verb in permissions(role["rules"])}
     assert not any("status" in resource for _, resource, _ in permissions(roles["dljob-edit"]["rules"]))
     assert {r["metadata"]["name"] for r in of_kind(render({"rbac": {"userRoles": False}}), "ClusterRole")} == {"dljob"}
+
+
+def test_role_for_plans_only_lists_and_nobody_has_it() -> None:
+    """A list of pods shows the environment variables of all namespaces, so an administrator decides who may read it."""
+    objects = render()
+    role = {role["metadata"]["name"]: role for role in of_kind(objects, "ClusterRole")}["dljob-plan"]
+    assert permissions(role["rules"]) == {
+        ("", "nodes", "list"),
+        ("", "pods", "list"),
+        ("dljob.dev", "dlprofiles", "list"),
+    }
+    assert not any(label.startswith("rbac.authorization.k8s.io/") for label in role["metadata"]["labels"])
+    bound = [*of_kind(objects, "ClusterRoleBinding"), *of_kind(objects, "RoleBinding")]
+    assert "dljob-plan" not in {binding["roleRef"]["name"] for binding in bound}

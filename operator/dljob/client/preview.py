@@ -19,6 +19,7 @@ from dljob.job.profiles import learned_by_model
 from dljob.planner import Choice, Decision, Learned, scaling
 
 Constants = Mapping[tuple[str, str], Learned]
+_REMEDY = "Ask an administrator to bind the chart's ClusterRole for plans (dljob-plan) to you"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ClusterState:
     operators: tuple[OperatorPod, ...] = ()
     profiles: tuple[Mapping[str, Any], ...] = ()
     """The DLProfile objects of the cluster, also those that only the plans of one namespace use."""
+    warning: str | None = None
+    """What the user may not read, and what plans use instead; None if the user may read all that plans depend on."""
 
     def in_namespace(self, namespace: str) -> "ClusterState":
         """Return the state for the plans of a namespace: its measured constants, and nodes that its jobs can use."""
@@ -42,7 +45,8 @@ class ClusterState:
 async def observe(api: Any) -> ClusterState:
     """Return the nodes with their free resources, the profiles and the pods of operators of the cluster.
 
-    Raise ApiError if the API server answers with an error, such as that the user may not list nodes or pods.
+    Without the permission to list profiles, the result has a warning and no measured constants. Raise ApiError if the
+    API server answers with another error, such as that the user may not list nodes or pods.
     """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE
@@ -58,18 +62,24 @@ async def observe(api: Any) -> ClusterState:
             error.code,
             error.reason,
             f"current cluster: {error.message}; expected the permission to list nodes and the pods of all namespaces, "
-            "because plans depend on free devices. Ask an administrator for it. Without it, plan for a cluster that a "
+            f"because plans depend on free devices. {_REMEDY}. Without it, plan for a cluster that a "
             "file describes, or apply the job with planning.mode: PlanOnly, and read its plan from status.plan",
         ) from None
+    warning = None
     try:
         profiles = await api.find(PROFILE, None)
     except ApiError as error:
         if error.code not in (403, 404):
             raise
         profiles = []
+        if error.forbidden:
+            warning = (
+                f"current cluster: {error.message}; expected the permission to list dlprofiles, because the operator "
+                f"plans with their measurements. This plan uses data sheets. {_REMEDY}"
+            )
     seen = [node(body) for body in nodes]
     operators = operator_pods.operator_pods(pods, {each.name: each.labels for each in seen})
-    return ClusterState(cluster_view(seen, pods), learned_by_model(profiles, ""), operators, tuple(profiles))
+    return ClusterState(cluster_view(seen, pods), learned_by_model(profiles, ""), operators, tuple(profiles), warning)
 
 
 async def refusals(api: Any, jobs: Sequence[tuple[Job, str]]) -> list[str]:

@@ -98,7 +98,7 @@ class Client:
             found, points = preview.planned(wanted, state.in_namespace(namespace), *settings)
         except BadInputError as error:
             raise translated(error) from None
-        return Plan(preview.document(found, points), refused[0] if refused else None)
+        return Plan(preview.document(found, points), refused[0] if refused else None, state.warning)
 
 
 def _unnamed(job: JobLike) -> str | None:

@@ -16,6 +16,8 @@ class Plan:
     ``unsupported`` and ``scaling``."""
     refusal: str | None = None
     """Why the manifest must not be applied to the existing job of its name; None if it may be applied."""
+    unread: str | None = None
+    """What the user may not read, and what the plan uses instead; None if the user may read all that it depends on."""
 
     @property
     def job(self) -> str:

@@ -77,6 +77,8 @@ def run(given: argparse.Namespace) -> int:
         )
     else:
         state, refused = remote.reach(lambda api: _observe(api, jobs))
+        if state.warning is not None:
+            print(f"dljob: {state.warning}", file=sys.stderr)
     chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
