@@ -28,6 +28,9 @@ SAFE: dict[str, Json] = {
     "mount": trainer(volumeMounts=[{"name": "more", "mountPath": "/more"}]),
     "secret volume": volume(secret={"secretName": "marked"}),
     "secret variable": trainer(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "marked", "key": "a"}}}]),
+    "config variable": trainer(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]),
+    "config environment": trainer(envFrom=[{"configMapRef": {"name": "c"}}]),
+    "field variable": trainer(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
     "secret environment": trainer(envFrom=[{"prefix": "A_", "secretRef": {"name": "marked"}}]),
 }
 UNSAFE: dict[str, tuple[Json, str]] = {
@@ -50,11 +53,11 @@ UNSAFE: dict[str, tuple[Json, str]] = {
     "no resources": (trainer(resources=None), ".resources"),
     "no limits": (trainer(resources={"limits": None}), ".resources.limits"),
     "claims": (trainer(resources={"claims": [{"name": "gpu"}]}), ".resources.claims"),
-    "field": (
-        trainer(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]),
-        ".valueFrom.configMapKeyRef",
+    "resource variable": (
+        trainer(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]),
+        ".valueFrom.resourceFieldRef",
     ),
-    "config environment": (trainer(envFrom=[{"configMapRef": {"name": "c"}}]), ".envFrom[0].configMapRef"),
+    "unknown source": (trainer(envFrom=[{"other": {"name": "c"}}]), ".envFrom[0].other"),
     "host path": (volume(hostPath={"path": "/"}), ".volumes[0].hostPath"),
     "projected": (volume(projected={"sources": []}), ".volumes[0].projected"),
     "csi": (volume(csi={"driver": "x"}), ".volumes[0].csi"),

@@ -25,6 +25,9 @@ SAFE_POD_FIELDS = (
     "nodeSelector", "tolerations", "affinity", "runtimeClassName", "schedulerName", "containers", "volumes",
 )  # fmt: skip
 SAFE_CONTAINER_FIELDS = ("name", "resources", "volumeMounts", "env", "envFrom")
+SAFE_ENV_SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef")
+SAFE_ENV_OBJECTS = ("secretRef", "configMapRef")
+"""Sources of environment variables, those of ``spec.trainer.env`` and of ``spec.trainer.envFrom``."""
 SAFE_VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "secret")
 TRAINER_CONTAINER = "trainer"
 UNSAFE_ANNOTATIONS = (
@@ -101,9 +104,10 @@ def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{path}.resources.{part}"
     for i, variable in enumerate(_maps(container.get("env"))):
         yield from (f"{path}.env[{i}].{key}" for key in variable if key not in ("name", "value", "valueFrom"))
-        yield from (f"{path}.env[{i}].valueFrom.{k}" for k in _map(variable.get("valueFrom")) if k != "secretKeyRef")
+        sources = _map(variable.get("valueFrom"))
+        yield from (f"{path}.env[{i}].valueFrom.{key}" for key in sources if key not in SAFE_ENV_SOURCES)
     for i, source in enumerate(_maps(container.get("envFrom"))):
-        yield from (f"{path}.envFrom[{i}].{key}" for key in source if key not in ("prefix", "secretRef"))
+        yield from (f"{path}.envFrom[{i}].{key}" for key in source if key not in ("prefix", *SAFE_ENV_OBJECTS))
 
 
 def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
@@ -158,8 +162,8 @@ _SAFE_CEL = f"""object.spec.?podTemplateOverrides.orValue([]).all(o,
     c.?resources.?requests.orValue({{}}).all(k, k.contains('/')) &&
     c.?resources.?limits.orValue({{}}).all(k, k.contains('/')) &&
     c.?env.orValue([]).all(e, e.all(k, k in ['name', 'value', 'valueFrom']) &&
-      e.?valueFrom.orValue({{}}).all(k, k == 'secretKeyRef')) &&
-    c.?envFrom.orValue([]).all(e, e.all(k, k in ['prefix', 'secretRef']))) &&
+      e.?valueFrom.orValue({{}}).all(k, k in {_cel(SAFE_ENV_SOURCES)})) &&
+    c.?envFrom.orValue([]).all(e, e.all(k, k in {_cel(("prefix", *SAFE_ENV_OBJECTS))}))) &&
   o.?spec.?volumes.orValue([]).all(v, v.all(k, k in {_cel(("name", *SAFE_VOLUMES))})))"""
 _ASKS = (
     f"has(object.metadata.annotations) && '{OVERRIDES_ANNOTATION}' in object.metadata.annotations && "

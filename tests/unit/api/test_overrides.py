@@ -3,7 +3,16 @@
 import pytest
 
 from dljob.api import DLJobSpec
-from dljob.api.overrides import OverridePolicy, SecretUse, admission_policy, secrets, unsafe_fields
+from dljob.api.overrides import (
+    SAFE_ENV_OBJECTS,
+    SAFE_ENV_SOURCES,
+    OverridePolicy,
+    SecretUse,
+    admission_policy,
+    secrets,
+    unsafe_fields,
+)
+from dljob.api.spec.environment import EnvFrom, EnvSource
 from dljob.reconcile import parse_observed, with_secrets
 from support.builders import DIGITS, job, seen
 from support.override_cases import SAFE, SAFE_ANNOTATIONS, UNSAFE, UNSAFE_ANNOTATIONS, Json, annotated
@@ -23,6 +32,19 @@ def test_unsafe_overrides_name_the_field(case: str) -> None:
     pod, path = UNSAFE[case]
     found = unsafe_fields(DLJobSpec.model_validate(spec(pod)))
     assert any(field.startswith("spec.podTemplateOverrides[0].spec.") and field.endswith(path) for field in found)
+
+
+def test_overrides_and_trainer_accept_the_same_sources_of_variables() -> None:
+    """Fixed bug: overrides refused ConfigMaps, which spec.trainer.env and spec.trainer.envFrom may name."""
+    assert {field.alias for field in EnvSource.model_fields.values()} == set(SAFE_ENV_SOURCES)
+    assert {field.alias for field in EnvFrom.model_fields.values()} == {"prefix", *SAFE_ENV_OBJECTS}
+
+
+@pytest.mark.parametrize("names", [SAFE_ENV_SOURCES, ("prefix", *SAFE_ENV_OBJECTS)], ids=["env", "envFrom"])
+def test_admission_policy_has_the_same_sources_of_variables(names: tuple[str, ...]) -> None:
+    """``tests/api`` evaluates the policy: the CEL library of the unit tests has no optional fields."""
+    safe = admission_policy(OverridePolicy.SAFE)["validations"][0]["expression"]
+    assert f"k in [{', '.join(map(repr, names))}]" in safe
 
 
 @pytest.mark.parametrize("key", SAFE_ANNOTATIONS)
