@@ -32,7 +32,7 @@ def documented() -> list[Any]:
     found = []
     for path in DOCUMENTS:
         for number, block in enumerate(_BLOCK.findall(path.read_text() if path.exists() else ""), 1):
-            if "kind: DLJob" in block:
+            if "kind: DLJob" in block and "healthCheckExprs" not in block:
                 found.append(pytest.param(block, id=f"{path.name} {number}"))
     return found
 
