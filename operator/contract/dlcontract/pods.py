@@ -73,6 +73,21 @@ The two constants before it name the variables with the samples per step of the 
 variables are not set if the script chooses its own batch size.
 """
 
+RANK_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "DLTRAIN_PLAN", "DLTRAIN_SOCKET", "DLTRAIN_MEMORY",
+)  # fmt: skip
+"""Names of the environment variables that an agent sets for every rank, whatever the job sets."""
+TORCHELASTIC_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+"""Names of the variables that an agent also sets for the ranks of a script for torchrun."""
+MPI_NETWORK_VARIABLES = (
+    "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_range_v4",
+    "OMPI_MCA_btl_tcp_port_min_v6", "OMPI_MCA_btl_tcp_port_range_v6",
+)  # fmt: skip
+"""Names of the variables that an agent also sets for the ranks that MPI starts."""
+RUN_DIR_VARIABLE = "DLTRAIN_RUN_DIR"
+"""Name of the environment variable with the folder for an agent's sockets and temporary files (default: in TMPDIR)."""
+
 EXIT_BAD_INPUT = 64
 """Exit code that reports invalid input, so that the job fails without a retry.
 

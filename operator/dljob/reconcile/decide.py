@@ -21,6 +21,7 @@ from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec.changes import after_end
 from dljob.reconcile.spec.task import Looking
+from dljob.reconcile.spec.variables import accepted_verdict
 from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
@@ -90,7 +91,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.refusal.reason == "SecretNotUsable":
             draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
-    draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
+    draft.verdicts.append(parsed.refusal or accepted_verdict(parsed.spec))
     draft.verdicts.extend((*priority_class.verdicts(parsed), *quota.verdicts(parsed)))
     if _predecessors(observed):
         return _after_predecessor(parsed, draft, now)
@@ -225,9 +226,8 @@ def _suspend(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     stop(parsed, draft, now)
     draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "Suspended", "spec.suspend is true"))
     if quiet(observed):
-        draft.verdicts.append(
-            Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true, and all pods have stopped")
-        )
+        text = "spec.suspend is true, and all pods have stopped"
+        draft.verdicts.append(Verdict("Suspended", TRUE, "Suspended", text))
     else:
         text = f"{len(observed.pods)} pods are writing a last checkpoint before they stop"
         draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))

@@ -2,25 +2,10 @@
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any
 
-from dlcontract import (
-    AGENT_PORT,
-    CLUSTER_DOMAIN_VARIABLE,
-    CPUS_VARIABLE,
-    DATASET_VARIABLE,
-    JOB_VARIABLE,
-    METRICS_PORT,
-    NAMESPACE_VARIABLE,
-    POD_IP_VARIABLE,
-    POD_VARIABLE,
-    SERVICE_VARIABLE,
-    TLS_DIR,
-    UID_VARIABLE,
-)
+from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR
 from dlcontract.pods import without_power_limit
 from dljob.api import DLJobSpec
-from dljob.api.spec.environment import EnvSource
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL
@@ -29,7 +14,7 @@ from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import agent
+from dljob.render import agent, environment
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
@@ -79,15 +64,14 @@ def pod_template(
         "containers": [_container(job, spec, accepted, group, config)],
         "volumes": _volumes(job, spec, group),
     }
-    environment = [item for item in users_variables(spec) if item["name"] != "HOME"]
-    environment.append({"name": "HOME", "value": "/tmp"})
-    first = source.init_container(spec, config, environment, security())
+    variables = environment.fetchers_variables(spec)
+    first = source.init_container(spec, config, variables, security())
     if agent.injected(spec):
         first.insert(0, agent.init_container(config, security()))
     if dataset.fetched_first(spec):
         # Another image than the trainer's may lack the program that fetches data.
         image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
-        first.append(dataset.init_container(spec, image, environment, security()))
+        first.append(dataset.init_container(spec, image, variables, security()))
     if first:
         pod["initContainers"] = [sized_like(pod["containers"][0], each) for each in first]
     if scheduling.node_selector:
@@ -233,7 +217,7 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
     container: Manifest = {
         "name": TRAINER_CONTAINER,
         **_image(spec, config),
-        "env": _environment(job, spec, config),
+        "env": environment.trainers_variables(job, spec, config),
         "ports": [
             {"name": "agent", "containerPort": AGENT_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
@@ -279,43 +263,6 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-
-
-def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
-    """Return the environment variables of a trainer container. The operator's variables override the user's."""
-    ours: dict[str, Any] = {
-        JOB_VARIABLE: {"value": job.name},
-        NAMESPACE_VARIABLE: {"value": job.namespace},
-        UID_VARIABLE: {"value": job.uid},
-        SERVICE_VARIABLE: {"value": Names.of(job).service},
-        CLUSTER_DOMAIN_VARIABLE: {"value": config.cluster_domain},
-        POD_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-        POD_IP_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-        # The CPU request in thousandths of a core. A rank derives its number of threads from this request, not
-        # from the number of cores of the node.
-        CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
-        "HOME": {"value": "/tmp"},
-        "TMPDIR": {"value": "/tmp"},
-    }
-    if spec.dataset.path:
-        ours[DATASET_VARIABLE] = {"value": spec.dataset.path}
-    caches = {name: {"name": name, **value} for name, value in scratch.variables(spec).items()}
-    variables = caches | {item["name"]: item for item in users_variables(spec)}
-    return list((variables | {name: {"name": name, **value} for name, value in ours.items()}).values())
-
-
-def users_variables(spec: DLJobSpec) -> list[Manifest]:
-    return [
-        {"name": item.name, "value": item.value}
-        if item.value_from is None
-        else {"name": item.name, "valueFrom": _source(item.value_from)}
-        for item in spec.trainer.env
-    ]
-
-
-def _source(source: EnvSource) -> Manifest:
-    found = source.manifest()
-    return {"fieldRef": {"apiVersion": "v1", **found["fieldRef"]}} if "fieldRef" in found else found
 
 
 def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manifest:

@@ -10,6 +10,7 @@ import pytest
 from dlcontract import (
     Plan,
 )
+from dlcontract.pods import MPI_NETWORK_VARIABLES, RANK_VARIABLES
 from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.host import cgroup
 from dltrain.host.network_interfaces import interface_of
@@ -172,9 +173,30 @@ def test_settings_errors_name_the_variable() -> None:
 
 
 def test_environment_is_completed_for_a_user_without_home(tmp_path: Path) -> None:
-    assert complete_environment({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
+    assert complete_environment({"HOME": "/proc/none"})["HOME"] == tempfile.gettempdir()
     assert complete_environment({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
     assert complete_environment({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
+def test_folder_of_the_user_is_created(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "volume" / "folder"
+    assert complete_environment({name: str(folder)})[name] == str(folder)
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
+def test_folder_without_permission_to_write_is_replaced_and_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert complete_environment({name: "/proc/none"})[name] == tempfile.gettempdir()
+    assert f"{name}: found /proc/none" in caplog.text
+
+
+def test_contract_names_the_variables_that_the_agent_sets() -> None:
+    """The operator reports them if a job sets them, too."""
+    plan = make_plan()
+    found = rank_environment.rank_environment({}, plan, plan.ranks[0], Path("/p"), Path("/s"), Path("/m"))
+    assert set(found) == set(RANK_VARIABLES)
+    assert set(commands.mpi_network("eth0")) == set(MPI_NETWORK_VARIABLES)
 
 
 def test_network_interface_is_found_by_address() -> None:

@@ -10,6 +10,7 @@ from dljob.job.observed import DIGEST_ANNOTATION, JOB_LABEL, LOOK_CONTAINER, LOO
 from dljob.job.task.suggestion import BASELINE_S, task_digest
 from dljob.render import pods
 from dljob.render.config import Manifest, RenderConfig
+from dljob.render.environment import fetchers_variables
 from dljob.render.names import Names, metadata
 from dljob.render.volumes import dataset
 
@@ -89,9 +90,7 @@ def look_pod(job: JobSeen, spec: DLJobSpec, defaults: JobDefaults, config: Rende
     }
     if spec.dataset.remote or spec.dataset.checked:
         image = {"image": config.trainer_image, "imagePullPolicy": config.image_pull_policy}
-        environment = [item for item in pods.users_variables(spec) if item["name"] != "HOME"]
-        environment.append({"name": "HOME", "value": "/tmp"})
-        first = dataset.init_container(spec, image, environment, pods.security())
+        first = dataset.init_container(spec, image, fetchers_variables(spec), pods.security())
         pod["initContainers"] = [pods.sized_like(container, first)]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)

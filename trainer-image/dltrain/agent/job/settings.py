@@ -1,15 +1,19 @@
 """The settings of an agent, read once from its environment."""
 
+import logging
 import os
 import pwd
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR, pods
 from dltrain.record.hang_detection import HANG_MIN_S
+
+log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 107
 RETURN_AFTER_S = 10.0
@@ -80,7 +84,7 @@ class Settings:
         if not use_api:
             plan_file = Path(required("DLTRAIN_PLAN_FILE", "the path of a plan, because DLJOB_API is off"))
             report_file = Path(required("DLTRAIN_REPORT_FILE", "a path for the report, because DLJOB_API is off"))
-        run_dir = Path(env.get("DLTRAIN_RUN_DIR") or Path(tempfile.gettempdir()) / "dljob")
+        run_dir = Path(env.get(pods.RUN_DIR_VARIABLE) or Path(tempfile.gettempdir()) / "dljob")
         if len(str(run_dir / "zygote.sock")) > MAX_SOCKET_PATH:
             raise ValueError(
                 f"DLTRAIN_RUN_DIR: found {run_dir}, too long for Unix sockets; expected {run_dir}/zygote.sock to have "
@@ -106,18 +110,33 @@ class Settings:
         )
 
 
+def _is_writable(folder: str) -> bool:
+    with suppress(OSError):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def complete_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment, plus variables that libraries need and that a pod with an arbitrary UID lacks.
 
-    If HOME is not writable, it becomes the temporary directory, which is writable even with a read-only root file
-    system. USER is set because ``getpass`` fails without a passwd entry. OpenBLAS gets one thread, because numpy would
-    otherwise start a thread pool on import.
+    A folder of HOME or TMPDIR that does not exist is created. If a process cannot write there, the variable becomes the
+    temporary directory, which is writable even with a read-only root file system; the log says so. USER is set because
+    ``getpass`` fails without a passwd entry. OpenBLAS gets one thread, because numpy would otherwise start a thread
+    pool on import.
     """
     result = dict(env)
-    temporary = tempfile.gettempdir()
-    if not os.access(result.get("HOME") or "/nonexistent", os.W_OK):
-        result["HOME"] = temporary
-    result.setdefault("TMPDIR", temporary)
+    for name in ("TMPDIR", "HOME"):
+        folder = result.get(name)
+        if not folder or not _is_writable(folder):
+            result[name] = temporary = tempfile.gettempdir()
+            if folder:
+                log.warning(
+                    "%s: found %s, in which this user cannot write; expected a folder of a volume that the pod mounts. "
+                    "The ranks use %s",
+                    name,
+                    folder,
+                    temporary,
+                )
     result.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         pwd.getpwuid(os.getuid())

@@ -1,0 +1,57 @@
+"""Tests of the report about variables of a job that have no effect."""
+
+from typing import Any
+
+import pytest
+
+from dljob.api import DLJobSpec
+from dljob.reconcile.spec.variables import accepted_verdict, reserved
+from support.builders import DIGITS, rendered, seen
+
+Json = dict[str, Any]
+TORCHRUN: Json = {"trainer": {"framework": "Torchrun", "command": ["python", "train.py"]}}
+
+
+def with_env(base: Json, *env: Json) -> DLJobSpec:
+    return DLJobSpec.model_validate({**base, "trainer": {**base.get("trainer", {}), "env": list(env)}})
+
+
+def test_reserved_variables_are_named_with_value_and_remedy() -> None:
+    """Fixed bug: the value was dropped, and nothing said so."""
+    found = accepted_verdict(with_env(TORCHRUN, {"name": "A", "value": "b"}, {"name": "MASTER_PORT", "value": "29500"}))
+    assert (found.type, found.status, found.reason) == ("Accepted", "True", "VariablesIgnored")
+    assert "spec.trainer.env[1]: found MASTER_PORT=29500" in found.message and "Remove" in found.message
+
+
+def test_message_quotes_no_secret_and_is_short() -> None:
+    secret = {"name": "RANK", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    long = {"name": "WORLD_SIZE", "value": "1" * 30000}
+    found = accepted_verdict(with_env(DIGITS, secret, long))
+    assert "found RANK=(valueFrom)" in found.message
+    assert len(found.message) < 500
+
+
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "DLJOB_OBSERVE"])
+def test_variables_that_have_an_effect_are_not_reported(name: str) -> None:
+    assert accepted_verdict(with_env(DIGITS, {"name": name, "value": "x"})).reason == "Accepted"
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "expected"),
+    [
+        (DIGITS, "TORCHELASTIC_RUN_ID", False),
+        (TORCHRUN, "TORCHELASTIC_RUN_ID", True),
+        (TORCHRUN, "DLJOB_CHECKPOINT_DIR", True),
+        ({**TORCHRUN, "checkpoint": {"enabled": False}}, "DLJOB_CHECKPOINT_DIR", False),
+        (TORCHRUN, "DLJOB_GLOBAL_BATCH_SIZE", False),
+    ],
+)
+def test_names_depend_on_the_job(base: Json, name: str, expected: bool) -> None:
+    assert (name in reserved(with_env(base))) is expected
+
+
+def test_every_variable_of_the_operator_is_reported_or_a_default() -> None:
+    """A variable that the operator sets in the pods may be neither dropped nor unknown to the report."""
+    [stateful] = [each for each in rendered(seen(DIGITS)) if each["kind"] == "StatefulSet"]
+    names = {item["name"] for item in stateful["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert names - reserved(with_env(DIGITS)) == {"HOME", "TMPDIR"}
