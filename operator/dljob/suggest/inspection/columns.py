@@ -43,6 +43,8 @@ UNIQUE = 0.95
 IDENTIFIER_NAME = re.compile(
     r"(^|[_\s.-])(id|uuid|guid|key|index|idx|row|rownum|nr|no|serial)$|^unnamed", re.IGNORECASE
 )
+CAMEL_CASE_IDENTIFIER = re.compile(r"[a-z](Id|ID|Key|UUID|No|Nr)$")
+"""Names such as PassengerId, but not such as valid."""
 
 
 class Kind(StrEnum):
@@ -150,7 +152,22 @@ def _identifies(name: str, values: Sequence[float], rows: int) -> bool:
     """Return True for whole numbers that differ in all rows and are either named so or nearly consecutive."""
     if rows < MIN_IDENTIFIER_ROWS or len(values) < rows or any(value % 1 for value in values):
         return False
-    return IDENTIFIER_NAME.search(name.strip()) is not None or max(values) - min(values) < 1.05 * rows
+    return names_identifier(name) or max(values) - min(values) < 1.05 * rows
+
+
+def names_identifier(name: str) -> bool:
+    """Return True for a usual name of identifiers, such as ``id``, ``customer_id`` or ``PassengerId``."""
+    name = name.strip()
+    return IDENTIFIER_NAME.search(name) is not None or CAMEL_CASE_IDENTIFIER.search(name) is not None
+
+
+def moment(cell: str, form: str) -> float | None:
+    """Return the date in a cell in seconds of its local time, or None. ``form``: as ``Column.format``."""
+    try:
+        found = datetime.fromisoformat(cell) if form == ISO else datetime.strptime(cell, form)
+    except ValueError:
+        return None
+    return (found.replace(tzinfo=None) - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001
 
 
 def _date_format(counts: Counter[str]) -> str | None:

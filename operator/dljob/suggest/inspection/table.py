@@ -9,6 +9,7 @@ from statistics import quantiles
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.amounts import REMEDY
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, as_values, inspect_column, number
+from dljob.suggest.inspection.leaks import leak_findings
 from dljob.suggest.reading.table import Table
 
 TARGET_NAMES = ("target", "label", "class", "y", "outcome", "species", "category", "diagnosis")
@@ -112,6 +113,8 @@ def inspect_table(
             findings.append(f"Column {name!r} is used because of --keep, although {reason}.")
         columns.append(column)
         findings += _of_column(column, table, known, len(rows))
+    used = [table.names.index(column.name) for column in columns]
+    findings += leak_findings(columns, [[row[place] for row in rows] for place in used], goal, classes, form, test is None)
     findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
     if not columns:
         raise DataError(
