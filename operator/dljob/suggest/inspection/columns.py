@@ -167,7 +167,7 @@ def moment(cell: str, form: str) -> float | None:
         found = datetime.fromisoformat(cell) if form == ISO else datetime.strptime(cell, form)
     except ValueError:
         return None
-    return (found.replace(tzinfo=None) - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001
+    return (found.replace(tzinfo=None) - datetime(2000, 1, 1)).total_seconds()
 
 
 def _date_format(counts: Counter[str]) -> str | None:

@@ -29,6 +29,7 @@ def leak_findings(
     goal: Sequence[str],
     classes: Collection[str],
     form: str,
+    *,
     random_split: bool,
 ) -> list[str]:
     """Return findings about the columns that the model reads, each of which may make its scores too good.
@@ -45,12 +46,10 @@ def leak_findings(
     return [text for text in found if text]
 
 
-def _predictor(
-    column: Column, cells: Sequence[str], goal: Sequence[str], classes: Collection[str], form: str
-) -> str:
+def _predictor(column: Column, cells: Sequence[str], goal: Sequence[str], classes: Collection[str], form: str) -> str:
     stride = -(-len(goal) // MAX_ROWS)
     cells, goal = cells[::stride], goal[::stride]
-    if len(goal) < MIN_ROWS or column.kind is Kind.DATE and not column.missing:
+    if len(goal) < MIN_ROWS or (column.kind is Kind.DATE and not column.missing):
         return ""
     found = _of_classes(column, cells, goal) if classes else _of_numbers(column, cells, goal, form)
     if not found:
