@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dljob.suggest.inspection.columns import MISSING, Column, Kind, moment, names_identifier, number
+from dljob.suggest.inspection.columns import MISSING, Column, Kind, names_identifier, number
+from dljob.suggest.inspection.dates import moment
 
 MIN_ROWS = 20
 """Rows from which a column that predicts the target is no chance."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import isnan
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.amounts import REMEDY
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, as_values, inspect_column, number
+from dljob.suggest.inspection.dates import ambiguous
 from dljob.suggest.inspection.leaks import leak_findings
 from dljob.suggest.inspection.target import RARE, target_findings, target_name, task_of
 from dljob.suggest.reading.table import Table
@@ -160,7 +160,7 @@ def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) ->
     if column.kind is Kind.CONSTANT:
         return "it has the same value in all rows"
     if column.kind in (Kind.IDENTIFIER, Kind.TEXT) and column.unclear:
-        return f"it has {column.unclear}. {REMEDY}".removesuffix(".")
+        return f"it has {column.unclear}. {column.remedy}".removesuffix(".")
     if column.kind is Kind.IDENTIFIER:
         return (
             "it looks like an identifier, with another value in each row. It may predict the target of these rows, but "
@@ -192,11 +192,11 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         line = table.lines[known[column.first_invalid]]
         cell = table.column(column.name)[known[column.first_invalid]]
         found.append(
-            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
-            f"{table.unit} {line}. They count as missing."
+            f"Column {column.name!r} has {column.invalid} cells that are no {column.kind.value}s, such as "
+            f"{cell!r:.40} in {table.unit} {line}. They count as missing."
         )
     if column.kind is Kind.CATEGORY and column.unclear:
-        found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {REMEDY}")
+        found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {column.remedy}")
     if column.amount:
         found.append(_of_amounts(column.name, column.amount, table, known))
     if column.first_grouped is not None:
@@ -212,6 +212,11 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         )
     if column.kind is Kind.DATE:
         found.append(f"Column {column.name!r} has dates ({column.format}). The model reads age, season and weekday.")
+        if column.format and ambiguous([cell for cell in table.column(column.name) if cell], column.format):
+            found.append(
+                f"Column {column.name!r} has no day after the 12th, so its dates may also have the day first. The "
+                "month is read first. If that is wrong, write dates such as 2024-12-31."
+            )
     return found
 
 

@@ -6,7 +6,6 @@ from math import log
 from statistics import quantiles
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.amounts import REMEDY
 from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column, number
 from dljob.suggest.reading.table import Table
 
@@ -55,7 +54,7 @@ def task_of(
     if column.unclear and (task == REGRESSION or len(counts) > MAX_NUMBERED_CLASSES):
         raise DataError(
             f"{table.path}: column {target!r}: found {column.unclear}; expected numbers that can be read in one way "
-            f"only. {REMEDY}"
+            f"only. {column.remedy}"
         )
     if column.kind is Kind.DATE and task is None:
         raise DataError(

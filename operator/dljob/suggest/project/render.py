@@ -13,7 +13,8 @@ import yaml
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS
-from dljob.suggest.inspection.columns import ISO, MISSING, Kind
+from dljob.suggest.inspection.columns import MISSING, Kind
+from dljob.suggest.inspection.dates import ISO
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.inspection.target import CLASSIFICATION
