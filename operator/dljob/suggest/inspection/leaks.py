@@ -69,6 +69,7 @@ def _of_classes(column: Column, cells: Sequence[str], goal: Sequence[str]) -> st
     known = [cell not in MISSING for cell in cells]
     if not all(known) and (errors := _errors(known, goal)) <= most:
         return f"{_part(errors, len(goal))}, by where its cells are empty"
+    groups: Sequence[object]
     if column.kind is Kind.NUMBER:
         values = np.array([number(cell, column.form) for cell in cells])
         groups = _intervals(values, goal, len(counts))
