@@ -8,14 +8,15 @@ from typing import Any
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column
 from dljob.suggest.inspection.images import ImageFacts, inspect_images
-from dljob.suggest.inspection.table import CLASSIFICATION, REGRESSION, TableFacts, inspect_table, target_name
+from dljob.suggest.inspection.table import TableFacts, inspect_table
+from dljob.suggest.inspection.target import CLASSIFICATION, REGRESSION, target_name
 from dljob.suggest.inspection.text import TextFacts, inspect_texts
 from dljob.suggest.project import render
 from dljob.suggest.project.text import text_project
 from dljob.suggest.reading.archive import is_archive, read_archives
 from dljob.suggest.reading.images import COPY, Images, has_images, images_of_arrays, read_arrays, read_folder
 from dljob.suggest.reading.records import SUFFIXES, read_any_table
-from dljob.suggest.reading.table import Table, looks_delimited
+from dljob.suggest.reading.table import Table, looks_delimited, numbers_between_blanks
 from dljob.suggest.reading.text import SUFFIXES as TEXT_SUFFIXES
 from dljob.suggest.reading.text import (
     Texts,
@@ -201,7 +202,7 @@ def _is_plain_text(options: Options) -> bool:
         return False
     if suffix not in SUFFIXES:
         return suffix in TEXT_SUFFIXES or options.task == LANGUAGE_MODELLING
-    return suffix == ".txt" and not looks_delimited(path)
+    return suffix == ".txt" and not looks_delimited(path) and not numbers_between_blanks(path)
 
 
 def _folder(options: Options) -> Subject:

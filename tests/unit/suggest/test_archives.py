@@ -54,6 +54,14 @@ def test_null_is_no_class(tmp_path: Path) -> None:
     assert read_archives(write(tmp_path / "a.tar", files)).classes == ("a", "b")
 
 
+@pytest.mark.parametrize("label", ["[1]", "1.0", '{"a": 1}'])
+def test_a_class_of_another_type_is_shown(tmp_path: Path, label: str) -> None:
+    """Fixed bug: the error said that there is no class."""
+    files = samples("json") | {"0003.json": f'{{"label": {label}}}'.encode()}
+    with pytest.raises(DataError, match=r"0003: found the class .*1.*; expected one text or whole number"):
+        read_archives(write(tmp_path / "a.tar", files))
+
+
 def test_folder_of_archives_with_a_test_part(tmp_path: Path) -> None:
     write(tmp_path / "train-000.tar", samples("cls"))
     write(tmp_path / "train-001.tar", samples("cls", 100))

@@ -60,6 +60,20 @@ class TestFolder:
         with pytest.raises(DataError, match="at least two classes"):
             read_folder(path / "dark")
 
+    def test_a_folder_around_the_folders_of_classes_is_named(self, tmp_path: Path) -> None:
+        """Archives often unpack to one: the error asked for other folders instead."""
+        folder(tmp_path / "data" / "train")
+        with pytest.raises(DataError, match=r"found 1 folders with images.* Pass .*data/train, which has such folders"):
+            read_folder(tmp_path / "data")
+
+    def test_a_class_of_one_image_is_found(self, tmp_path: Path) -> None:
+        path = folder(tmp_path / "data")
+        (path / "grey").mkdir()
+        (path / "dark" / "1.png").rename(path / "grey" / "1.png")
+        assert (
+            "Class 'grey' has one image. The test part cannot judge it." in inspect_images(read_folder(path)).findings
+        )
+
     def test_test_part_that_repeats_the_training_part(self, tmp_path: Path) -> None:
         folder(tmp_path / "train")
         folder(tmp_path / "test", count=3)

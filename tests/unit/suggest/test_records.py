@@ -35,6 +35,7 @@ def test_lines_count_from_one_and_blank_lines_are_ignored(tmp_path: Path) -> Non
         pytest.param(b'{"a": 1}\n{"a": 2\n', "line 2", id="cut off"),
         pytest.param(b'{"a": 1}\n[1]\n', "line 2: found '[1]'", id="array in a line"),
         pytest.param(b'[{"a": 1}]', "JSON array", id="one array"),
+        pytest.param(b'{\n "data": [\n  {"a": 1}\n ]\n}', "line 1: found a JSON document of many lines", id="indented"),
         pytest.param(b'{"a": 1}\n{"a": [1, 2]}\n', "line 2: column 'a': found a list", id="list"),
         pytest.param(b'{"a": {"b": 1}}\n', "line 1: column 'a': found an object", id="object"),
         pytest.param(b'{"": 1}\n', "column with the name ''", id="no name"),

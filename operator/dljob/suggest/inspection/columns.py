@@ -5,44 +5,30 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 
+from dljob.suggest.inspection import amounts, dates
 from dljob.suggest.inspection.amounts import COMMA, POINT, amount, amounts_of
+from dljob.suggest.inspection.dates import date_format, mixed_formats, moment
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", "?", "#N/A"})
 """Cells that mean an unknown value, as R, pandas, SQL and spreadsheets write it."""
-DATE_FORMATS = (
-    "%Y-%m-%d",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y-%m-%dT%H:%M:%S",
-    "%Y-%m-%dT%H:%M:%S%z",
-    "%Y-%m-%dT%H:%M:%S.%f",
-    "%Y-%m-%dT%H:%M:%S.%f%z",
-    "%Y-%m-%d %H:%M:%S.%f",
-    "%Y-%m-%d %H:%M:%S%z",
-    "%Y-%m-%d %H:%M",
-    "%Y/%m/%d",
-    "%d.%m.%Y",
-    "%d.%m.%Y %H:%M",
-    "%m/%d/%Y",
-    "%d/%m/%Y",
-    "%d-%b-%Y",
-    "%b %d, %Y",
-)
-ISO = "ISO 8601"
-"""Format of dates with a time that are written in several of these ways, such as only some with a fraction."""
-ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*")
+MISSING |= {"<NA>", "NaT", "N.A.", "n.a.", "\\N", "#DIV/0!", "#VALUE!", "#REF!"}
 GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 """A number with a comma that may separate thousands."""
 MIN_NUMBERS = 0.95
 """A column with this part of numbers among its known cells is a column of numbers. The other cells count as missing."""
+WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([A-Za-zµ°Å²³/]{1,6})")
+MAX_WORDS = 5
+"""More different words among numbers than these are codes."""
 MIN_IDENTIFIER_ROWS = 20
 UNIQUE = 0.95
 """A text column with this part of distinct values tells rows apart, and nothing else."""
 IDENTIFIER_NAME = re.compile(
     r"(^|[_\s.-])(id|uuid|guid|key|index|idx|row|rownum|nr|no|serial)$|^unnamed", re.IGNORECASE
 )
+CAMEL_CASE_IDENTIFIER = re.compile(r"[a-z](Id|ID|Key|UUID|No|Nr)$")
+"""Names such as PassengerId, but not such as valid."""
 
 
 class Kind(StrEnum):
@@ -82,6 +68,11 @@ class Column:
         return self.kind in (Kind.NUMBER, Kind.CATEGORY, Kind.DATE)
 
     @property
+    def remedy(self) -> str:
+        """Return what the user can do about ``unclear``."""
+        return dates.REMEDY if self.unclear.startswith("dates") else amounts.REMEDY
+
+    @property
     def form(self) -> str:
         """Return the form of its numbers, for ``number``: the decimal sign, or a form of amounts."""
         return self.amount or ("," if self.decimal_comma else ".")
@@ -100,11 +91,11 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
     comma = sum(count for cell, count in counts.items() if _value(cell, ",") is not None)
     point = sum(count for cell, count in counts.items() if _value(cell, ".") is not None)
     decimal = "," if comma > point else "."
-    amounts = amounts_of(counts) if max(comma, point) < len(known) else None
-    if amounts is not None and amounts.form:
-        named = not amounts.unit and _identifies(name, [*amounts.values.values()], len(known))
+    found = amounts_of(counts) if max(comma, point) < len(known) else None
+    if found is not None and found.form:
+        named = not found.unit and _identifies(name, [*found.values.values()], len(known))
         kind = Kind.IDENTIFIER if named else Kind.NUMBER
-        return Column(name, kind, distinct, missing, decimal_comma=amounts.form == COMMA, amount=amounts.form)
+        return Column(name, kind, distinct, missing, decimal_comma=found.form == COMMA, amount=found.form)
     if max(comma, point) >= MIN_NUMBERS * len(known):
         bad = [i for i, cell in enumerate(cells) if cell not in MISSING and _value(cell, decimal) is None]
         values = [value for cell in counts if (value := _value(cell, decimal)) is not None]
@@ -114,9 +105,10 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
             grouped = next(i for i, cell in enumerate(cells) if "," in cell)
         first = bad[0] if bad else None
         return Column(name, kind, distinct, missing, len(bad), first, None, decimal == ",", grouped)
-    if found := _date_format(counts):
-        return Column(name, Kind.DATE, distinct, missing, format=found)
-    unclear = amounts.unclear if amounts is not None else ""
+    if dated := date_format(counts):
+        bad = [i for i, cell in enumerate(cells) if cell not in MISSING and moment(cell, dated) is None]
+        return Column(name, Kind.DATE, distinct, missing, len(bad), bad[0] if bad else None, format=dated)
+    unclear = (found.unclear if found is not None else "") or _nearly_numbers(counts) or mixed_formats(counts)
     if len(known) >= MIN_IDENTIFIER_ROWS and distinct >= UNIQUE * len(known):
         blanks = sum(cell.count(" ") for cell in counts) / distinct
         return Column(name, Kind.TEXT if blanks >= 2 else Kind.IDENTIFIER, distinct, missing, unclear=unclear)
@@ -150,19 +142,22 @@ def _identifies(name: str, values: Sequence[float], rows: int) -> bool:
     """Return True for whole numbers that differ in all rows and are either named so or nearly consecutive."""
     if rows < MIN_IDENTIFIER_ROWS or len(values) < rows or any(value % 1 for value in values):
         return False
-    return IDENTIFIER_NAME.search(name.strip()) is not None or max(values) - min(values) < 1.05 * rows
+    return names_identifier(name) or max(values) - min(values) < 1.05 * rows
 
 
-def _date_format(counts: Counter[str]) -> str | None:
-    """Return the first format that all cells have; month before day only where no cell contradicts it."""
-    for candidate in DATE_FORMATS:
-        try:
-            for cell in counts:
-                datetime.strptime(cell, candidate)
-        except ValueError:
-            continue
-        return candidate
-    try:
-        return ISO if all(ISO_TIME.fullmatch(cell) and datetime.fromisoformat(cell) for cell in counts) else None
-    except ValueError:
-        return None
+def _nearly_numbers(counts: Counter[str]) -> str:
+    """Return what the cells look like if they have one unit, or a few words among numbers, as a noun phrase."""
+    units = [match[1] if (match := WITH_UNIT.fullmatch(cell)) else "" for cell in counts]
+    if len(counts) > MAX_WORDS and units[0] and len(set(units)) == 1:
+        return f"numbers with the unit {units[0]!r}, such as {next(iter(counts))!r}"
+    words = [cell for cell in counts if _value(cell, ".") is None and _value(cell, ",") is None]
+    if len(words) > MAX_WORDS or len(counts) < 3 * MAX_WORDS or 2 * sum(counts[w] for w in words) > counts.total():
+        return ""
+    one = next(cell for cell in counts if cell not in words)
+    return f"numbers such as {one!r}, but also {words[0]!r:.40} in {counts[words[0]]} rows"
+
+
+def names_identifier(name: str) -> bool:
+    """Return True for a usual name of identifiers, such as ``id``, ``customer_id`` or ``PassengerId``."""
+    name = name.strip()
+    return IDENTIFIER_NAME.search(name) is not None or CAMEL_CASE_IDENTIFIER.search(name) is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.table import RARE
+from dljob.suggest.inspection.target import RARE, single_findings
 from dljob.suggest.reading.images import Images
 
 
@@ -62,6 +62,8 @@ def inspect_images(images: Images) -> ImageFacts:
             )
         if repeated := len(images.x_test) - test_images:
             findings.append(f"{repeated:,} test images repeat training images. The evaluation leaves them out.")
+    if images.x_test is None:
+        findings += single_findings(classes, "image")
     facts = ImageFacts(
         images=len(own),
         test_images=test_images,

@@ -1,26 +1,18 @@
 """Inspect a table: choose target and task, sort the columns, and find problems such as a leak of the target."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isnan
-from statistics import quantiles
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.amounts import REMEDY
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, as_values, inspect_column, number
+from dljob.suggest.inspection.dates import ambiguous
+from dljob.suggest.inspection.leaks import leak_findings
+from dljob.suggest.inspection.target import RARE, target_findings, target_name, task_of
 from dljob.suggest.reading.table import Table
 
-TARGET_NAMES = ("target", "label", "class", "y", "outcome", "species", "category", "diagnosis")
-CLASSIFICATION, REGRESSION = "classification", "regression"
-MAX_NUMBERED_CLASSES = 20
-"""Whole numbers with at most this many values are classes, if no task is given."""
-MAX_CLASSES = 1000
 MIN_ROWS = 10
-RARE = 0.1
-"""If the rarest class has less than this part of the rows of an equal share, classes are weighted."""
-OUTLIER = 20
-"""A target at so many interquartile ranges from the median is an outlier. Heavy tails of real prices stay below."""
 COPY_ROWS = 20
 """Rows from which a column with one value for each class, and the reverse, counts as a copy of the target."""
 
@@ -66,8 +58,10 @@ def inspect_table(
     """
     findings = list(table.notes)
     if target is None:
-        target = target_name(table) or table.names[-1]
-        findings.append(f"The target is the column {target!r}, because --target is not set.")
+        named = target_name(table)
+        target = named or table.names[-1]
+        why = "has a usual name of targets" if named else "is the last one"
+        findings.append(f"--target is not set. The target is the column {target!r}, which {why}.")
     for option, wanted in (("--target", [target]), ("--keep", keep)):
         if unknown := [name for name in wanted if name not in table.names]:
             raise DataError(
@@ -81,17 +75,13 @@ def inspect_table(
             f"{table.path}: column {target!r}: found no value; expected the target of each row. Choose "
             "another --target."
         )
-    if gap := len(goal) - len(known):
-        first = table.lines[next(i for i, cell in enumerate(goal) if cell in MISSING)]
-        findings.append(f"{_rows(gap)} without a target are left out; the first is {table.unit} {first}.")
     if len(known) < MIN_ROWS:
         raise DataError(f"{table.path}: found {len(known)} rows with a target; expected at least {MIN_ROWS}. Add rows.")
     rows = [table.cells[i] for i in known]
     goal = [goal[i] for i in known]
-    task, form, classes = _task(table, target, task, goal, known)
+    chosen, (task, form, classes) = task is not None, task_of(table, target, task, goal, known)
     decimal, amount = (form, None) if form in (".", ",") else (".", None if classes else form)
-    findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, form, known, task)
-    findings += _equal_numbers(classes)
+    findings += target_findings(table, target, known, form, classes, chosen=chosen)
     findings += [_of_amounts(target, amount, table, known)] if amount else []
     columns: list[Column] = []
     left_out: dict[str, str] = {}
@@ -112,6 +102,14 @@ def inspect_table(
             findings.append(f"Column {name!r} is used because of --keep, although {reason}.")
         columns.append(column)
         findings += _of_column(column, table, known, len(rows))
+    findings += leak_findings(
+        columns,
+        [[row[table.names.index(column.name)] for row in rows] for column in columns],
+        goal,
+        classes,
+        form,
+        random_split=test is None,
+    )
     findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
     if not columns:
         raise DataError(
@@ -143,60 +141,6 @@ def inspect_table(
     )
 
 
-def target_name(table: Table) -> str | None:
-    """Return the column with a usual name of targets, or None."""
-    return next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), None)
-
-
-def _task(
-    table: Table, target: str, task: str | None, goal: Sequence[str], known: Sequence[int]
-) -> tuple[str, str, dict[str, int]]:
-    """Return task, form of the target's numbers (``Column.form``), and the classes with their numbers of rows."""
-    column, counts = inspect_column("", goal), Counter(goal)
-    if len(counts) == 1:
-        raise DataError(
-            f"{table.path}: column {target!r}: found the value {goal[0]!r} in all rows; expected at least two values. "
-            "Choose another --target."
-        )
-    if column.unclear and (task == REGRESSION or len(counts) > MAX_NUMBERED_CLASSES):
-        raise DataError(
-            f"{table.path}: column {target!r}: found {column.unclear}; expected numbers that can be read in one way "
-            f"only. {REMEDY}"
-        )
-    values = [number(cell, column.form) for cell in goal]
-    numeric = column.kind in (Kind.NUMBER, Kind.IDENTIFIER) and any(value == value for value in values)
-    if task is None:
-        whole = all(value % 1 == 0 for value in values)
-        task = REGRESSION if numeric and not (whole and len(counts) <= MAX_NUMBERED_CLASSES) else CLASSIFICATION
-    if task == REGRESSION:
-        for i, value in zip(known, values, strict=True):
-            if value != value:
-                raise DataError(
-                    f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found "
-                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, "
-                    "or pass --task tabular-classification."
-                )
-        return task, column.form, {}
-    classes = dict(counts.most_common())
-    if len(classes) > MAX_CLASSES or len(classes) > len(goal) / 2:
-        raise DataError(
-            f"{table.path}: column {target!r}: found {len(classes):,} classes in {len(goal):,} rows; expected at most "
-            f"{MAX_CLASSES:,}, with at least two rows each on average. Merge rare classes, choose another --target, or "
-            "pass --task tabular-regression for numbers."
-        )
-    return task, column.form, classes
-
-
-def _equal_numbers(classes: Collection[str]) -> list[str]:
-    """Return a finding about two classes that are the same number, such as 1 and 1.0."""
-    names: dict[float, str] = {}
-    for name in classes:
-        value = number(name, ".")
-        if value == value and names.setdefault(value, name) != name:
-            return [f"Classes {names[value]!r} and {name!r} are the same number, but count as two. Write them alike."]
-    return []
-
-
 def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, columns: Sequence[Column]) -> bool:
     """Return True if a class has two rows that differ in what the model reads. Equal rows stay in one part."""
     places = [table.names.index(column.name) for column in columns]
@@ -216,7 +160,7 @@ def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) ->
     if column.kind is Kind.CONSTANT:
         return "it has the same value in all rows"
     if column.kind in (Kind.IDENTIFIER, Kind.TEXT) and column.unclear:
-        return f"it has {column.unclear}. {REMEDY}".removesuffix(".")
+        return f"it has {column.unclear}. {column.remedy}".removesuffix(".")
     if column.kind is Kind.IDENTIFIER:
         return (
             "it looks like an identifier, with another value in each row. It may predict the target of these rows, but "
@@ -231,39 +175,6 @@ def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) ->
         if len(seen) == len(set(goal)) and all(len(labels) == 1 for labels in seen.values()):
             return "it has one value for each class, so it is a copy of the target (a leak)"
     return ""
-
-
-def _of_classes(classes: dict[str, int], rows: int) -> list[str]:
-    if not classes:
-        return []
-    rarest, count = min(classes.items(), key=lambda item: item[1])
-    if count >= RARE * rows / len(classes):
-        return []
-    found = [
-        f"Class {rarest!r} is rare: {count} of {rows} rows ({count / rows:.1%}). Classes are weighted, and balanced "
-        "accuracy is the measure: always answering with the most frequent class would look good otherwise."
-    ]
-    if single := sum(n == 1 for n in classes.values()):
-        found.append(f"{single} classes have one row. The test part cannot judge them.")
-    return found
-
-
-def _of_numbers(
-    table: Table, target: str, goal: Sequence[str], form: str, known: Sequence[int], task: str
-) -> list[str]:
-    """Return a finding about numbers of a target so far from the others that they alone decide the loss."""
-    if task != REGRESSION:
-        return []
-    values = [number(cell, form) for cell in goal]
-    low, middle, high = quantiles(values, n=4)
-    far = [i for i, value in enumerate(values) if abs(value - middle) > OUTLIER * (high - low)]
-    if not far or high == low:
-        return []
-    first = far[0]
-    return [
-        f"The target has {len(far)} values far from the others, such as {goal[first]!r:.40} in {table.unit} "
-        f"{table.lines[known[first]]}. They dominate a squared loss: correct or remove them if they are errors."
-    ]
 
 
 def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) -> list[str]:
@@ -281,11 +192,11 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         line = table.lines[known[column.first_invalid]]
         cell = table.column(column.name)[known[column.first_invalid]]
         found.append(
-            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
-            f"{table.unit} {line}. They count as missing."
+            f"Column {column.name!r} has {column.invalid} cells that are no {column.kind.value}s, such as "
+            f"{cell!r:.40} in {table.unit} {line}. They count as missing."
         )
     if column.kind is Kind.CATEGORY and column.unclear:
-        found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {REMEDY}")
+        found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {column.remedy}")
     if column.amount:
         found.append(_of_amounts(column.name, column.amount, table, known))
     if column.first_grouped is not None:
@@ -301,6 +212,11 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         )
     if column.kind is Kind.DATE:
         found.append(f"Column {column.name!r} has dates ({column.format}). The model reads age, season and weekday.")
+        if column.format and ambiguous([cell for cell in table.column(column.name) if cell], column.format):
+            found.append(
+                f"Column {column.name!r} has no day after the 12th, so its dates may also have the day first. The "
+                "month is read first. If that is wrong, write dates such as 2024-12-31."
+            )
     return found
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING
-from dljob.suggest.inspection.table import MAX_CLASSES, RARE
+from dljob.suggest.inspection.target import MAX_CLASSES, RARE, single_findings
 from dljob.suggest.reading.text import Texts
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
@@ -146,8 +146,7 @@ def _of_classes(texts: Texts, classes: dict[str, int]) -> list[str]:
             f"Class {rarest!r} is rare: {classes[rarest]} of {count:,} documents ({classes[rarest] / count:.1%}). "
             "Classes are weighted, and balanced accuracy is the measure."
         )
-    if single := sum(n == 1 for n in classes.values()):
-        found.append(f"{single} classes have one document. The test part cannot judge them.")
+    found += single_findings(classes, "document")
     told = sum(
         label.lower() in WORD.findall(document.lower())
         for document, label in zip(texts.documents, texts.labels, strict=True)

@@ -13,9 +13,11 @@ import yaml
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS
-from dljob.suggest.inspection.columns import ISO, MISSING, Kind
+from dljob.suggest.inspection.columns import MISSING, Kind
+from dljob.suggest.inspection.dates import ISO
 from dljob.suggest.inspection.images import ImageFacts
-from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
+from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.inspection.target import CLASSIFICATION
 from dljob.suggest.inspection.text import TextFacts
 from dljob.suggest.reading.archive import LABELS
 from dljob.suggest.reading.images import ARCHIVE, ARRAYS, COPY, FOLDER, PARTS, SUFFIXES

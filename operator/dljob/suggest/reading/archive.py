@@ -108,7 +108,12 @@ def _label(shard: Path, key: str, parts: dict[str, bytes]) -> str:
         raise DataError(f"{shard}: {key}: found a class that cannot be read ({error}); expected a text.") from None
     if text is None:
         text = PurePosixPath(key).parent.name.replace("..", "")
-    if not isinstance(text, str | int) or text == "":
+    if text is not None and not isinstance(text, str | int):
+        raise DataError(
+            f"{shard}: {key}: found the class {text!r:.60}; expected one text or whole number. Write it so to the "
+            f"file {key}.json."
+        )
+    if text == "":
         raise DataError(
             f"{shard}: {key}: found no class; expected a file {key}.cls, a key label in {key}.json, or a folder with "
             "the name of the class. Add it."

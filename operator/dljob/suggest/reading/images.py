@@ -78,9 +78,11 @@ def read_folder(path: Path, side: int | None = None) -> Images:
         parts = (train[0], *[folder for folder in tests if _files(folder)][:1])
     files, test_files = _files(parts[0] if parts else path), _files(parts[1]) if len(parts) > 1 else {}
     if len(files) < 2:
+        inner = [path / name for name in files if len(_files(path / name)) > 1]
+        remedy = f"Pass {inner[0]}, which has such folders." if inner else "Sort the images into folders."
         raise DataError(
             f"{path}: found {len(files)} folders with images; expected a folder for each of at least two classes, such "
-            f"as {path}/cat and {path}/dog. Sort the images into folders."
+            f"as {path}/cat and {path}/dog. {remedy}"
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(

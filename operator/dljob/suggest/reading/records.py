@@ -58,6 +58,12 @@ def read_json_lines(path: Path, encoding: str | None = None) -> Table:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if line.strip() == "{" and not found:
+                raise DataError(
+                    f"{path}: line {line_number}: found a JSON document of many lines; expected one JSON object on "
+                    f"each line (JSON Lines). Convert its list of objects with jq -c '.KEY[]' {path} > "
+                    f"{path.stem}.jsonl."
+                ) from None
             raise DataError(
                 f"{path}: line {line_number}: found {line.strip()[:40]!r}, which is no JSON ({error}); expected one "
                 "JSON object on each line. Correct the line."

@@ -14,6 +14,8 @@ DELIMITERS = (",", ";", "\t", "|")
 MAX_NBYTES = 2**30
 """Largest table that is read into memory."""
 SNIFFED_LINES = 200
+MAX_UNNAMED = 0.05
+"""Columns without a name at the end are left out if at most this part of the rows has cells there."""
 PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip or Excel", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 """First bytes of a file → its format, for files that have the suffix of a text."""
 UTF_16_AND_32 = {
@@ -63,8 +65,11 @@ def read_table(path: Path, delimiter: str | None = None, encoding: str | None = 
     if len(names) == 1:
         raise DataError(
             f"{path}: found one column with the delimiter {delimiter!r}; expected a target and at least one other "
-            "column. Pass --delimiter if the columns are separated by another character."
+            "column. Pass --delimiter if the columns are separated by another character, such as --delimiter ' '."
         )
+    names, cells, left_out = _without_unnamed(path, names, cells, numbers)
+    notes = (*notes, *left_out)
+    _check_header(path, names, cells)
     return Table(path, names, cells, numbers, encoding, delimiter, notes)
 
 
@@ -188,6 +193,16 @@ def looks_delimited(path: Path) -> bool:
     return width > 1 and count >= 0.9 * len(widths) and widths[0] == width
 
 
+def numbers_between_blanks(path: Path) -> bool:
+    """Return True if the first lines of a file are mostly numbers between blanks, as many in each line: no prose."""
+    with path.open("rb") as file:
+        lines = file.read(100_000).decode("utf-8", "replace").splitlines()[:SNIFFED_LINES]
+    filled = [words for line in lines[:-1] if (words := line.split())]
+    if len(filled) < 2 or len({len(words) for words in filled}) > 1 or len(filled[0]) < 2:
+        return False
+    return all(2 * sum(map(_is_number, words)) >= len(words) for words in filled[1:])
+
+
 def _rows(
     path: Path, text: str, delimiter: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[int, ...]]:
@@ -223,18 +238,70 @@ def _rows(
 
 def _header(path: Path, row: Sequence[str], line: int) -> tuple[str, ...]:
     names = tuple(row)
+    if names[0].lower().startswith("sep="):
+        raise DataError(
+            f"{path}: line {line}: found {names[0]!r}, a line for Excel; expected the names of the columns. Remove it."
+        )
+    given = [i for i, name in enumerate(names) if name.strip()] or [len(names)]
+    if len(names) > 2 and len(given) < 2:
+        raise DataError(
+            f"{path}: line {line}: found {next((n for n in names if n.strip()), '')!r:.60} and no other name; expected "
+            "the names of the columns. Remove lines such as a title above them."
+        )
     # pandas and R write the index of the rows as a first column without a name. inspect_table leaves it out.
-    if blank := [i for i, name in enumerate(names, 1) if not name.strip() and (i > 1 or name or len(names) < 3)]:
+    if blank := [
+        i
+        for i, name in enumerate(names, 1)
+        if not name.strip() and i <= max(given) and (i > 1 or name or len(names) < 3)
+    ]:
         raise DataError(
             f"{path}: line {line}: found no name of column {blank[0]}; expected a name for each column. Add one."
         )
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{path}: line {line}: found two columns {twice[0]!r}; expected unique names. Rename one.")
+    if twice := [name for name, count in Counter(names).items() if count > 1 and name.strip()]:
+        header = " If the first row is one of data, add a row with names above it." if _is_number(twice[0]) else ""
+        raise DataError(
+            f"{path}: line {line}: found two columns {twice[0]!r}; expected unique names. Rename one.{header}"
+        )
     if all(_is_number(name) for name in names):
         raise DataError(
             f"{path}: line {line}: found numbers only; expected the names of the columns. Add a first row with names."
         )
     return names
+
+
+def _without_unnamed(
+    path: Path, names: tuple[str, ...], cells: tuple[tuple[str, ...], ...], lines: Sequence[int]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], list[str]]:
+    """Return names and cells without the nearly empty columns at the end that have no name, and a note about them."""
+    named = max((i for i, name in enumerate(names, 1) if name.strip()), default=len(names))
+    if named == len(names):
+        return names, cells, []
+    filled = [(line, "".join(row[named:])) for line, row in zip(lines, cells, strict=True) if any(row[named:])]
+    if len(filled) > MAX_UNNAMED * len(cells):
+        raise DataError(
+            f"{path}: line 1: found no name of column {named + 1}; expected a name for each column. Add one."
+        )
+    shown = f"; line {filled[0][0]} has {filled[0][1]!r:.40} there" if filled else ""
+    which = "1 column" if len(names) - named == 1 else f"{len(names) - named} columns"
+    note = f"{which} without a name at the end {'is' if which == '1 column' else 'are'} left out{shown}."
+    return names[:named], tuple(row[:named] for row in cells), [note]
+
+
+def _check_header(path: Path, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Raise DataError if the first row looks like data: numbers and values above the same kinds of cells.
+
+    Names such as 2021 are no evidence on their own, but names such as 0.25, and words that are cells of their column.
+    """
+    numbers = [i for i, name in enumerate(names) if _is_number(name)]
+    fractions = [i for i in numbers if "." in names[i]]
+    words = [i for i in range(len(names)) if i not in numbers and names[i] and any(r[i] == names[i] for r in cells)]
+    if not fractions and not (words and (numbers or 2 * len(words) > len(names))):
+        return
+    place = (fractions or words)[0]
+    raise DataError(
+        f"{path}: line 1: found {names[place]!r} as the name of column {place + 1}, which looks like a value; expected "
+        "the names of the columns. Add a first row with names, or rename the column."
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -8,7 +8,8 @@ from math import ceil
 
 from dljob.suggest.inspection.columns import Kind
 from dljob.suggest.inspection.images import ImageFacts
-from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
+from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.inspection.target import CLASSIFICATION
 
 FLOPS_PER_WEIGHT = 6
 """Floating-point operations of a weight and sample, forward and backward: two each for output, input and weight."""

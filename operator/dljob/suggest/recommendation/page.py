@@ -18,6 +18,9 @@ MEASURES = {
     "bits_per_byte": "bits per byte",
 }
 
+PERFECT = 0.999
+"""A baseline with this score is more often a leak than a good model."""
+
 
 def page(
     facts: Facts,
@@ -109,6 +112,11 @@ def _baseline(facts: Facts, baseline: Baseline | None) -> list[str]:
         f"{score.test:.3f} on the test part"
         for label, score in baseline.scores.items()
     ]
+    if baseline.scoring != "bits_per_byte" and any(s.validation >= PERFECT for s in baseline.scores.values()):
+        lines.append(
+            "  Such a score is rare. Check that nothing in the data is known only after the target (a leak), and that "
+            "rows of one person or device are not in both parts."
+        )
     if isinstance(facts, TextFacts) and not facts.classes:
         return [*lines, "  Less is better. A language model that does not beat pairs of bytes has learned nothing."]
     if not isinstance(facts, TableFacts):

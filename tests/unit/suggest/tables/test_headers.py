@@ -1,0 +1,59 @@
+"""First lines that name no columns: the error says so, instead of a model with a value as the name of its target."""
+
+from pathlib import Path
+
+import pytest
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.reading.table import read_table
+from dljob.suggest.subject import Options, read_subject
+
+ROWS = [f"{i % 7}.5,{i % 5},{'yes' if i % 2 else 'no'}" for i in range(40)]
+
+
+def read(path: Path, *lines: str) -> tuple[str, ...]:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_table(path).names
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(ROWS, "found '0.5' as the name of column 1", id="numbers and a class"),
+        pytest.param([f"{i % 5},{'yes' if i % 2 else 'no'}" for i in range(40)], "found 'no' as the name", id="counts"),
+        pytest.param(["p,x,s", *(["p,b,s", "e,x,t"] * 20)], "found 'p' as the name of column 1", id="words only"),
+        pytest.param(["5.1,5.1,x", *ROWS], "add a row with names above it", id="equal numbers"),
+        pytest.param(["sep=;", *(row.replace(",", ";") for row in ROWS)], "line 1: found 'sep='", id="for Excel"),
+        pytest.param(["Report of 2024,,", "a,b,c", *ROWS], "line 1: found 'Report of 2024' and no other", id="title"),
+    ],
+)
+def test_a_first_row_without_names_is_an_error(tmp_path: Path, lines: list[str], expected: str) -> None:
+    with pytest.raises(DataError) as error:
+        read(tmp_path / "data.csv", *lines)
+    assert expected in str(error.value) and "line 1" in str(error.value)
+
+
+@pytest.mark.parametrize("header", ["0,1,target", "2021,2022,sold", "a,no,target", "b1,b2,yes?"])
+def test_names_that_are_whole_numbers_or_words_are_accepted(tmp_path: Path, header: str) -> None:
+    assert read(tmp_path / "data.csv", header, *ROWS) == tuple(header.split(","))
+
+
+def test_numbers_between_blanks_are_no_text_of_a_language(tmp_path: Path) -> None:
+    """Fixed bug: a table with blanks between its columns became a language model of digits."""
+    path = tmp_path / "data.txt"
+    path.write_text("a b target\n" + "".join(f"{i % 7}.25 {i % 5}.5 {i % 2}\n" for i in range(1500)), encoding="utf-8")
+    with pytest.raises(DataError, match="--delimiter ' '"):
+        read_subject(Options(path))
+    assert isinstance(read_subject(Options(path, delimiter=" ")).facts, TableFacts)
+
+
+def test_columns_without_a_name_at_the_end_are_left_out_if_they_are_empty(tmp_path: Path) -> None:
+    """Fixed bug: lines that end with commas were an error. Spreadsheets write such lines."""
+    path = tmp_path / "data.csv"
+    assert read(path, "a,b,c,,", *(f"{row},," for row in ROWS[1:]), f"{ROWS[0]},note,") == ("a", "b", "c")
+    table = read_table(path)
+    assert {len(row) for row in table.cells} == {3}
+    assert table.notes == ("2 columns without a name at the end are left out; line 41 has 'note' there.",)
+    with pytest.raises(DataError, match="found no name of column 4"):
+        read(path, "a,b,c,", *(f"{row},7" for row in ROWS))
