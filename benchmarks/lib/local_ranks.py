@@ -57,12 +57,17 @@ def mpirun(count: int, *settings: str) -> list[str]:
     return [str(Path(sys.prefix, "bin", "mpirun")), *root, *place, *settings, "-n", str(count)]
 
 
-def run_captured(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> str:
-    """Run the plan's ranks to their end and return their output. Raise CalledProcessError if they fail."""
+def run_captured(
+    todo: Plan, folder: Path, launcher: Sequence[str] = (), module: Sequence[str] = RANK, **env: str
+) -> str:
+    """Run the plan's ranks to their end and return their output. Raise CalledProcessError if they fail.
+
+    ``module``: the arguments of python that start a rank.
+    """
     path = folder / "plan.json"
     path.write_text(todo.to_json(), encoding="utf-8")
     here = {PLAN_ENV: str(path), "PYTHONPATH": PYTHONPATH}
-    command = [*launcher, sys.executable, *RANK]
+    command = [*launcher, sys.executable, *module]
     return subprocess.run(
         command, env={**os.environ, **here, **env}, capture_output=True, text=True, timeout=300, check=True
     ).stderr

@@ -226,14 +226,14 @@ class TestChoice:
         assert "the whole batch on every rank" in reasons["Pipeline"]
 
     def test_gpus_exchange_activations_through_main_memory(self) -> None:
-        """Main memory must also hold the whole model at first, and the batches."""
+        """Main memory must also hold the whole model for checkpoints, and the batches."""
         gpus = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "64Gi"})
         request = replace(RESNET18, model="resnet50", strategy="Pipeline", stages=2, micro_batches=8)
         near = decided(request, gpus).chosen.prediction
         far = view({"count": 2, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi", "bandwidth": "1000G"})
         assert near.communication_s == pytest.approx(decided(request, far).chosen.prediction.communication_s, rel=0.5)
         few = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "1Gi"})
-        assert "creates the whole model in main memory" in rejected(request, few).message
+        assert "gathers the whole model for checkpoints" in rejected(request, few).message
 
     def test_model_parallel_plan_never_mixes_devices(self) -> None:
         mixed = view(

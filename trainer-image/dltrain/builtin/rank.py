@@ -13,6 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from dlcontract import Plan
 from dltrain.analysis.collection import Collection
 from dltrain.asynchronous import training
 from dltrain.batch.shares import apportion
@@ -22,6 +23,7 @@ from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load, some_samples
 from dltrain.models import blocks_of, build
+from dltrain.models.deferred import deferred
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
 from dltrain.parallel.model_split.pipeline import Pipeline
@@ -46,7 +48,7 @@ def train(trainer: Trainer) -> None:
         raise BadInputError("spec.model.name", f"no name in ${PLAN_ENV}", "the name of a built-in model", remedy)
     trainer.divide(data)
     torch.manual_seed(plan.seed)
-    network = build(plan.model.name, data.shape)
+    network = _network(plan, data)
     (x, _), optimizer = data.train(some_samples(data, 1)), make_optimizer(plan.optimizer, network)
     if plan.synchronization != "Synchronous":
         _train_asynchronously(trainer, network, optimizer, data)
@@ -70,6 +72,15 @@ def train(trainer: Trainer) -> None:
         scaler.update()
         if trainer.end_of_epoch or trainer.complete:
             trainer.log(accuracy=evaluate(trainer, model, data))
+
+
+def _network(plan: Plan, data: Dataset) -> nn.Module:
+    """Return the plan's built-in model with its initial weights.
+
+    If ranks split the model, its parameters have no memory yet: ``wrap`` gives each rank the values of its part.
+    """
+    make = partial(build, plan.model.name or "", data.shape)
+    return deferred(make) if plan.splits_model and len(plan.ranks) > 1 else make()
 
 
 def _loss(trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, S
 from dltrain.checkpoint.tensor_file import content
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
+from dltrain.models.deferred import initial_values
 from dltrain.optim.options import numbers
 from dltrain.protocol.errors import CheckpointVolumeError
 
@@ -117,9 +118,12 @@ def restore(
 def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
     """Copy rank 0's parameters and buffers to every rank, one tensor at a time. All ranks must call it.
 
+    Do nothing for a deferred model, whose parameters have no values yet: the strategy that splits it sends them.
     Raise PeerLostError if a rank is lost, and RuntimeError if the model of this rank differs from that of rank 0 in
     names, shapes or dtypes.
     """
+    if initial_values(model) is not None:
+        return
     state = model.state_dict()
     rows = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()]
     theirs = process_group.broadcast("\n".join(rows).encode()).decode().splitlines()

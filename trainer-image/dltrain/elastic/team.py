@@ -15,6 +15,7 @@ from dltrain.device.rank_device import max_samples
 from dltrain.elastic.balance import Balance
 from dltrain.elastic.parameter_agreement import compare
 from dltrain.elastic.shrinking import Elastic, inherit
+from dltrain.models.deferred import initial_values
 from dltrain.optim.noise_scale import stride
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
@@ -84,6 +85,13 @@ class Team:
     def shards_model(self) -> bool:
         """Return True if ranks shard the model. The parallelism strategy then moves the parameters to the devices."""
         return self.plan.shards_model and self.size > 1
+
+    def places(self, model: nn.Module) -> bool:
+        """Return True if the parallelism strategy moves ``model`` to the devices, because ranks get parts of it.
+
+        If ranks split a model, the strategy does so only for a deferred one, whose parameters have no memory.
+        """
+        return self.shards_model or (self.plan.splits_model and initial_values(model) is not None)
 
     def take(
         self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None, device: torch.device | None = None
@@ -261,7 +269,8 @@ class Team:
             assert self._sample is not None, "only the built-in trainer gets such a plan"
             made = Pipeline(self.plan, self.process_group, self.model, self._optimizer, self._sample, tail)
         elif self.plan.parallelism == "Tensor" and self.size > 1:
-            made = TensorParallel(self.plan, self.process_group, self.model, self._optimizer, tail)
+            group, device = self.process_group, self._device
+            made = TensorParallel(self.plan, group, self.model, self._optimizer, tail, device)
         elif self.shards_model:
             from dltrain.parallel.pytorch.fsdp import fully_sharded  # imports torch.distributed
 

@@ -111,7 +111,7 @@ class Trainer(HeldOut, AsPlanned):
         usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
         model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
-        self.model: nn.Module = model if self._team.shards_model else model.to(self.device)
+        self.model: nn.Module = model if self._team.places(model) else model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.process_group)
         self._team.take(self.model, optimizer, sample, self.device)

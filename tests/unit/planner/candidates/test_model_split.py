@@ -71,6 +71,13 @@ def test_model_parallel_rank_needs_less_memory() -> None:
         assert part.host_memory_nbytes > split.state_nbytes(workload), "the checkpoint is assembled in main memory"
 
 
+def test_only_checkpoints_need_memory_for_the_whole_state() -> None:
+    state_nbytes = split.state_nbytes(builtin("gpt-mini", None))
+    for request in (replace(PIPELINE, stages=2), TENSOR):
+        saved, unsaved = (decided(replace(request, checkpoints=kept), FOUR).chosen.prediction for kept in (True, False))
+        assert saved.memory_nbytes - unsaved.memory_nbytes == pytest.approx(state_nbytes, abs=1)
+
+
 def test_units_limit_tensor_parallel_ranks() -> None:
     many = view({"count": 8, "cpu": 2, "memory": "4Gi"})
     found = decided(TENSOR, many)

@@ -11,7 +11,7 @@ another strategy can resume from them.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import swap_tensors
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
+from dltrain.models.deferred import InitialValues, initial_values, temporary
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.model_split.replicas import Replicas
@@ -46,7 +48,6 @@ Held = Mapping[str, Cut | None]
 """Name of a parameter → the part of this parameter that a rank has. None: the rank has the whole parameter.
 
 Parameters of which the rank has nothing are absent."""
-_ONE_BUCKET = 2**62
 
 
 class ModelParallel(DataParallel):
@@ -62,14 +63,18 @@ class ModelParallel(DataParallel):
         replicas: Replicas,
         held_by: Callable[[int], Held],
         tail: int,
-        bucket_nbytes: int = _ONE_BUCKET,
+        bucket_nbytes: int,
+        device: torch.device,
     ) -> None:
         """Split ``model`` and ``optimizer``, so that this rank has only its part.
 
+        If the model is deferred, its parameters get rank 0's initial values here, one after the other, so that no rank
+        ever has more than its part and the largest parameter. All ranks must call this method together.
+
         ``held_by``: returns the parameters, or parts of them, that part i of the model has. ``tail``: number of values
         that ranks share at every step. ``bucket_nbytes``: maximum size of the parts in which gradients are summed over
-        replicas. Raise ValueError for a model with buffers or with two names for one parameter, or an optimizer with
-        state.
+        replicas. ``device``: this rank's torch device. Raise PeerLostError if a rank is lost, and ValueError for a
+        model with buffers or with two names for one parameter, or an optimizer with state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
@@ -94,13 +99,19 @@ class ModelParallel(DataParallel):
 
         If several ranks have the same part or the same whole parameter, the lowest of these ranks contributes it.
         """
+        initial = initial_values(model)
         with torch.no_grad():
             for name, parameter in named.items():
-                if name not in self._held:
-                    parameter.data = parameter.data.new_empty(0)
+                held, part = name in self._held, self._held.get(name)
+                whole = parameter.data
+                if initial is not None:
+                    stays = held and part is None and device.type == "cpu"
+                    whole = _received(replicas.whole, initial, name, parameter, stays=stays)
+                if held:
+                    _replace(parameter, (whole if part is None else part.of(whole)).to(device))
+                else:
+                    _replace(parameter, torch.empty(0, dtype=parameter.dtype, device=device))
                     parameter.requires_grad_(False)
-                elif (part := self._held[name]) is not None:
-                    parameter.data = part.of(parameter.data)
         self._own = {name: named[name] for name in self._held}
         names = {parameter: name for name, parameter in named.items()}
         self._groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -259,21 +270,50 @@ class ModelParallel(DataParallel):
         return whole
 
 
-def collect(process_group: ProcessGroup, content: bytes) -> list[bytes]:
-    """Return ``content`` of all ranks, in rank order, on rank 0. Other ranks get an empty list.
+def _received(
+    process_group: ProcessGroup, initial: InitialValues, name: str, parameter: Tensor, *, stays: bool
+) -> Tensor:
+    """Return rank 0's initial values of a parameter of a deferred model on every rank, in main memory.
 
-    Raise PeerLostError if a rank is lost.
+    ``stays``: True if the result becomes the rank's parameter, False if it is freed soon. Raise PeerLostError if a rank
+    is lost.
+    """
+    make = torch.empty if stays else temporary
+    whole = make(tuple(parameter.shape), dtype=parameter.dtype)
+    if not process_group.rank:
+        initial.fill(name, whole)
+    process_group.broadcast_into(whole.reshape(-1).view(torch.uint8).numpy())
+    return whole
+
+
+def _replace(parameter: nn.Parameter, values: Tensor) -> None:
+    """Give a parameter other values, also of another shape. The model and the optimizer keep the same object."""
+    if parameter.is_meta:
+        made = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        swap_tensors(parameter, made)  # type: ignore[no-untyped-call]
+    else:
+        parameter.data = values
+
+
+def collect(process_group: ProcessGroup, content: bytes) -> Iterator[bytes]:
+    """Yield ``content`` of each rank, in rank order, on rank 0, and nothing on other ranks.
+
+    All ranks must iterate to the end. Rank 0 receives the content of a rank only when it is asked for it. Raise
+    PeerLostError if a rank is lost.
     """
     counts = [int(row[0]) for row in process_group.gather([len(content)])]
     if process_group.rank:
         _transfer(np.frombuffer(content, np.uint8), lambda part: process_group.comm.Isend(part, 0))
-        return []
-    found = [content]
+        return
+    yield content
     for rank in range(1, process_group.size):
-        room = np.empty(counts[rank], np.uint8)
-        _transfer(room, lambda part, rank=rank: process_group.comm.Irecv(part, rank))  # type: ignore[misc]
-        found.append(room.tobytes())
-    return found
+        yield _received_from(process_group, rank, counts[rank])
+
+
+def _received_from(process_group: ProcessGroup, rank: int, nbytes: int) -> bytes:
+    room = np.empty(nbytes, np.uint8)
+    _transfer(room, lambda part: process_group.comm.Irecv(part, rank))
+    return room.tobytes()
 
 
 def _transfer(array: Any, begin: Callable[[Any], Any]) -> None:

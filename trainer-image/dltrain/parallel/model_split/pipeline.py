@@ -122,7 +122,7 @@ class Pipeline(ModelParallel):
             return {names[parameter]: None for layer in part for parameter in layer.parameters}
 
         self._dtype, self._device = next(model.parameters()).dtype, sample.device
-        super().__init__(model, optimizer, replicas, held_by, tail, plan.bucket_nbytes)
+        super().__init__(model, optimizer, replicas, held_by, tail, plan.bucket_nbytes, self._device)
         self.stage, self.stages, self.micro_batches = replicas.part, replicas.parts, plan.micro_batches
         self._layers = layers[self.begins[self.stage] : ends[self.stage]]
         self._shape_in = known[self.begins[self.stage] - 1].output if self.stage else ()

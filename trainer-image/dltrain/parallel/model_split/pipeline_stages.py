@@ -40,7 +40,8 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
     gradients of the weights, and once for the gradients of the input. The first layer with parameters does not compute
     the gradients of its input.
     """
-    twin = copy.deepcopy(model).to("meta")
+    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in model.parameters()}
+    twin = copy.deepcopy(model, shapes).to("meta")  # without a copy of the parameters' values
     x, found = sample.to("meta"), list[Cost]()
     with torch.device("meta"), torch.no_grad():  # the device applies to tensors that forward() creates
         for layer in layers_of(twin):

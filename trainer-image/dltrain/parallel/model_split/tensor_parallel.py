@@ -137,12 +137,18 @@ class TensorParallel(ModelParallel):
     """
 
     def __init__(
-        self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
+        self,
+        plan: Plan,
+        process_group: ProcessGroup,
+        model: nn.Module,
+        optimizer: Optimizer,
+        tail: int,
+        device: torch.device,
     ) -> None:
         """Split the model.
 
         Raise BadInputError if the model has no pair of linear layers, or a pair with fewer units than ranks. ``tail``:
-        number of values that ranks share at every step.
+        number of values that ranks share at every step. ``device``: this rank's torch device.
         """
         pairs, replicas = pairs_of(model), Replicas(plan, process_group)
         units, parts = min((pair.units for pair in pairs), default=0), replicas.parts
@@ -162,7 +168,8 @@ class TensorParallel(ModelParallel):
         # same bits for parameters that they have whole. With parts of different sizes, only buckets of a parameter each
         # have equal places on all ranks.
         uneven = any(pair.units % parts for pair in pairs)
-        super().__init__(model, optimizer, replicas, whole.__getitem__, tail, 1 if uneven else plan.bucket_nbytes)
+        bucket_nbytes = 1 if uneven else plan.bucket_nbytes
+        super().__init__(model, optimizer, replicas, whole.__getitem__, tail, bucket_nbytes, device)
         self._summing = ActivationAllReduce(plan, replicas, self._wait)
         for pair in pairs:
             _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)

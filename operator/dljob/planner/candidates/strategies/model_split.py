@@ -100,7 +100,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     """
     part, option = candidate.part, candidate.part.option
     batch = ceil(request.global_batch / candidate.replicas)
-    held = _memory_nbytes(candidate, batch, model)
+    held = _memory_nbytes(candidate, batch, model, request.checkpoints)
     if held > option.memory_nbytes:
         why = (
             f"does not fit: a rank's part of the model needs {gibibytes(held)}, but a rank has "
@@ -109,10 +109,8 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     host, room = _host_nbytes(part, batch, model.workload, held), host_room_nbytes(part, request)
     if host > room:
-        why = (
-            f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, but a pod can "
-            f"have {gibibytes(room)}"
-        )
+        purpose = ", where it gathers the whole model for checkpoints" if request.checkpoints else ""
+        why = f"does not fit: a pod needs {gibibytes(host)} of main memory{purpose}, but can have {gibibytes(room)}"
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
     return prediction_of(part, step, request, model.workload, batch, held, host)
@@ -299,11 +297,12 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
     return float(exposed_s(total_s, last_s, parts, overlap_of([option])))
 
 
-def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
+def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, checkpoints: bool) -> int:
     """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica.
 
-    On CPUs, this includes the parameters and optimizer state of the whole model (``split.state_nbytes``). Each rank
-    first creates the whole model in main memory, and the whole state passes through main memory for a checkpoint.
+    With ``checkpoints``, on CPUs, this includes the parameters and optimizer state of the whole model
+    (``split.state_nbytes``), because rank 0 gathers the state for a checkpoint in main memory, and all pods have the
+    same size. Each rank creates only its part of the model.
     """
     workload, ranks, is_gpu = model.workload, candidate.split_over, candidate.part.option.pool.is_gpu
     growth = candidate.part.option.device.growth_factors
@@ -320,7 +319,7 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
         outputs = split.kept_part(pairs.outputs, pairs.units, ranks)
         kept = samples * outputs * workload.activation_nbytes
     kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    state = 0.0 if is_gpu else split.state_nbytes(workload)
+    state = split.state_nbytes(workload) if checkpoints and not is_gpu else 0.0
     largest, convolves = samples * workload.transient_nbytes, workload.has_convolutions
     return int(state + memory.held_nbytes(held, kept, largest, is_gpu, growth, convolves))
 

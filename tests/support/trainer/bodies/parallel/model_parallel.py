@@ -6,6 +6,7 @@ Arguments: ranks, a folder for checkpoints and, with several replicas of the mod
 check only checkpoints.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dltrain.builtin.evaluation import mean_loss
 from dltrain.checkpoint.store import MODEL, OPTIMIZER
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models import InputShape, build
+from dltrain.models.deferred import deferred
 from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError, ParametersDivergedError
 from dltrain.protocol.reporter import RankReporter
@@ -65,6 +67,12 @@ def model(name: str, dtype: torch.dtype) -> nn.Module:
     return build(name, MODELS[name]).to(dtype)
 
 
+def deferred_model(name: str, dtype: torch.dtype) -> nn.Module:
+    """Return the same model for ranks that split it. Only rank 0 draws the right values, which the others receive."""
+    torch.manual_seed(int(os.environ["OMPI_COMM_WORLD_RANK"]))
+    return deferred(lambda: build(name, MODELS[name])).to(dtype)
+
+
 def data(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     shape, generator = MODELS[name], torch.Generator().manual_seed(7)
     if shape.tokens:
@@ -91,7 +99,7 @@ def split(
 
     ``stepped`` is called with the model and the number of the step after each step.
     """
-    net, samples = model(name, dtype), data(name, dtype)
+    net, samples = deferred_model(name, dtype), data(name, dtype)
     parts = group.size // REPLICAS
     shares = [share for share in replica_batches(BATCH, REPLICAS) for _ in range(parts)]
     made = make_plan(
