@@ -2,10 +2,12 @@
 
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from dltrain.launch.zygote import Order, Serving
+from support.trainer.ranks import alone, run
 
 LAST = Order(("-c", ""), {}, "/")
 
@@ -37,3 +39,66 @@ def test_connection_closed_by_another_event_of_the_round_is_not_read(first: int)
         serving.selector.close()
         for each in (*pairs[0], *pairs[1], ours, theirs):
             each.close()
+
+
+SPAWNS = """
+import os
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return torch.tensor(i * i)
+
+def main():
+    os.chdir("/")
+    print("file", __file__)
+    print("rows", [x.item() for x in DataLoader(Squares(), None, num_workers=1, multiprocessing_context="spawn")])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_script_with_a_relative_path_knows_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: spawned workers of a DataLoader did not find the script, and __file__ was wrong after os.chdir."""
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNS)
+    command = alone("train.py")  # starts the zygote, which has another directory than the script
+    monkeypatch.chdir(tmp_path)
+    ended = run(command, 400.0)
+    assert ended.code == 0, ended.output
+    assert f"file {script}" in ended.output and "rows [0, 1, 4, 9]" in ended.output
+
+
+FINALIZES = """
+import json
+import os
+from pathlib import Path
+import torch.distributed
+
+FILE = "history.json"
+
+class History:
+    def __init__(self, again):
+        self.rows = [1, 2]
+        self.itself = self if again else None
+    def __del__(self):
+        Path(FILE).write_text(json.dumps(self.rows))
+        print("written", os.path.getsize(FILE))
+
+history = [History(False), History(True)]
+"""
+
+
+def test_finalizers_of_a_script_can_use_its_modules_and_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: at the end of a torchrun script, __del__ failed with a NameError and wrote nothing. The exit code was 0."""
+    (tmp_path / "train.py").write_text(FINALIZES)
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("train.py"), 400.0, MASTER_ADDR="127.0.0.1")
+    assert ended.code == 0, ended.output
+    assert ended.output.count("written 6") == 2 and "Error" not in ended.output

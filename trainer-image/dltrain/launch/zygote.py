@@ -257,10 +257,10 @@ def run(order: Order) -> None:
             exec(compile(code, "<string>", "exec"), main.__dict__)
         case (file, *rest):
             sys.argv = [file, *rest]
-            path = Path(file).resolve()
-            sys.path.insert(0, str(path.parent))
-            main.__dict__["__file__"] = file
-            exec(compile(path.read_bytes(), file, "exec"), main.__dict__)
+            path = Path(file).absolute()  # As in an interpreter: it stays valid if the script changes its directory.
+            sys.path.insert(0, str(path.resolve().parent))
+            main.__dict__["__file__"] = str(path)
+            exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
 
@@ -279,7 +279,22 @@ def end_gloo_threads() -> None:
         return
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    sys.modules["__main__"].__dict__.clear()
+    clear_variables(sys.modules["__main__"].__dict__)
+
+
+def clear_variables(variables: dict[str, Any]) -> None:
+    """Delete all global ``variables`` of a module, and the objects that only they refer to.
+
+    Modules, functions, classes, and values such as numbers and strings are deleted last, and the other variables in the
+    reverse order of their definition. A finalizer (``__del__``) can therefore still use what was defined before its
+    object.
+    """
+    for name, value in reversed(list(variables.items())):
+        if gc.is_tracked(value) and not isinstance(value, types.ModuleType | types.FunctionType | type):
+            del variables[name]
+        del value
+    gc.collect()
+    variables.clear()
     gc.collect()
 
 
