@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 
 def test_script_with_a_relative_path_knows_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed bug: spawned workers of a DataLoader did not find the script, and __file__ was wrong after os.chdir."""
+    """Fixed bug: __file__ was wrong after os.chdir. Spawned workers of a DataLoader also use it."""
     script = tmp_path / "train.py"
     script.write_text(SPAWNS)
     command = alone("train.py")  # starts the zygote, which has another directory than the script
