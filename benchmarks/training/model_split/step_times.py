@@ -1,6 +1,6 @@
 """Compare the step time of pipeline and tensor parallelism on two ranks with data parallelism and with one process.
 
-    hack/env python -m benchmarks.training.model_parts [--model resnet18] [--batch 32] [--rounds 2]
+    hack/env python -m benchmarks.training.model_split.step_times [--model resnet18] [--batch 32] [--rounds 2]
 
 Two ranks of this machine with one thread each run in interleaved rounds; times are medians. The bound of a pipeline is
 k slots of its slowest stage and one to fill it, (k + 1) f t(m), where f is the stage's part of the operations and t(m)

@@ -1,6 +1,6 @@
 """Compare the peak main memory of ranks that split a model with the plan.
 
-    hack/env python -m benchmarks.training.model_part_memory [--model resnet18] [--rounds 3]
+    hack/env python -m benchmarks.training.model_split.memory [--model resnet18] [--rounds 3]
 
 Ranks of this machine with one thread each train the model for a few steps, without checkpoints and evaluation. All
 numbers are those of the rank with the most, medians of the rounds, beside what the rank has when it begins to train:
