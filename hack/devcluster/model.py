@@ -89,7 +89,7 @@ class ClusterSpec:
     feature_gates: str = ""
     """Value of the option --feature-gates of all components, such as A=true,B=false."""
     runtime_config: str = ""
-    """Value of the API server's option --runtime-config, such as scheduling.k8s.io/v1alpha2=true."""
+    """Value of the API server's option --runtime-config, such as scheduling.k8s.io/v1beta1=true."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

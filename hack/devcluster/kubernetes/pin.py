@@ -1,4 +1,4 @@
-"""Move hack/kubernetes to another release: `hack/kubernetes/pin 1.36.4` rewrites go.mod and go.sum."""
+"""Move hack/kubernetes to another release: `hack/kubernetes/pin 1.37.3` rewrites go.mod and go.sum."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 from dljob.job.observed import Rejection
 from dljob.kube.objects.evictions import MAX_MESSAGE
 
-# pkg/kubelet/kubelet.go (rejectPod) and pkg/kubelet/lifecycle/predicate.go of Kubernetes 1.27 to 1.36.
+# pkg/kubelet/kubelet.go (rejectPod) and pkg/kubelet/lifecycle/predicate.go of Kubernetes 1.27 to 1.37.
 _PREFIX = "Pod was rejected: "
 _TOO_LITTLE = "OutOf"
 """Start of ``status.reason`` if the node has too little of a resource, such as OutOfcpu or OutOfnvidia.com/gpu."""

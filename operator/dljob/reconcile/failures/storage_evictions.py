@@ -22,7 +22,7 @@ from dljob.status.events import MAX_MESSAGE
 
 CONDITION = "StorageExceeded"
 
-# Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.36.
+# Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.37.
 _VOLUME = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit "([^"]*)"')
 _POD = re.compile(r"Pod ephemeral local storage usage exceeds the total limit of containers ([0-9A-Za-z.]+[0-9A-Za-z])")
 _CONTAINER = re.compile(r'Container (\S+) exceeded its local ephemeral storage limit "([^"]*)"')
