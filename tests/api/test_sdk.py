@@ -50,7 +50,7 @@ def test_submit_ends_a_change_that_the_manifest_lacks(client: Client, kubectl: K
     job.wait(timeout=60, until="Suspended")
     job.resume()
     job.suspend()
-    kubectl.run("patch", "dljob", "sdk-again", "--type=merge", "-p", '{"spec":{"objective":{"minimize":"Energy"}}}')
+    kubectl.patch("dljob", "sdk-again", {"spec": {"objective": {"minimize": "Energy"}}})
     client.submit(spec, name="sdk-again")
     stored = kubectl.get("dljob", "sdk-again")
     assert (

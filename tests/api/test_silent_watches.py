@@ -58,9 +58,9 @@ def test_probes_fail_when_one_watch_is_silent(
 
     def change() -> None:
         number = str(next(count))
-        kubectl.run("annotate", "dljob", "quiet", "--overwrite", f"example.com/change={number}")
+        kubectl.patch("dljob", "quiet", {"metadata": {"annotations": {"example.com/change": number}}})
         data = {"data": {dlcontract.REPORT_KEY: json.dumps(number)}}
-        kubectl.run("patch", "configmap", "quiet-report", "--type=merge", "-p", json.dumps(data))
+        kubectl.patch("configmap", "quiet-report", data)
 
     def changing(probe: Callable[[], bool]) -> Callable[[], bool]:
         def changed() -> bool:

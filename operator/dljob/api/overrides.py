@@ -137,6 +137,21 @@ def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
     return tuple(found)
 
 
+def override_variables(spec: DLJobSpec) -> Iterator[tuple[str, str, str | None]]:
+    """Yield (path, name, value) of each variable that an override gives the trainer's container.
+
+    The value is None if the variable has ``valueFrom``.
+    """
+    for i, override in enumerate(spec.pod_template_overrides):
+        for j, container in enumerate(_maps(override.spec.get("containers"))):
+            if container.get("name") != TRAINER_CONTAINER:
+                continue
+            for k, variable in enumerate(_maps(container.get("env"))):
+                path = f"spec.podTemplateOverrides[{i}].spec.containers[{j}].env[{k}]"
+                value = None if "valueFrom" in variable else str(variable.get("value", ""))
+                yield path, str(variable.get("name", "")), value
+
+
 def _use(field: str, name: Any) -> list[SecretUse]:
     return [SecretUse(field, name)] if isinstance(name, str) else []
 

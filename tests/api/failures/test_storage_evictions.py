@@ -1,6 +1,5 @@
 """Test of scratch space and of evictions because of storage, against a real API server and StatefulSet controller."""
 
-import json
 
 import pytest
 
@@ -22,7 +21,7 @@ def uid_of(play: Play, pod: str) -> str | None:
 def evict(play: Play, pod: str) -> None:
     """Write the status that a kubelet writes when it evicts a pod."""
     status = {"phase": "Failed", "reason": "Evicted", "message": MESSAGE}
-    play.kubectl.run("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    play.kubectl.patch("pod", pod, {"status": status}, status=True)
 
 
 def test_evictions_because_of_storage_count_and_end_the_job(play: Play, nodes: HollowNodes) -> None:

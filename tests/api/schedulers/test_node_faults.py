@@ -145,7 +145,7 @@ def test_deleted_entry_of_the_record_lets_a_node_return(play: Play, operator: Op
     play.until_reported("plague", "NodeFaulty", "Replanned")
     play.submit("hopeful", **ALL_NODES)
     play.until_reported("hopeful", "Planned", "NodesLeftOut", bad)
-    kubectl.run("patch", "configmap", RECORD, "--type=merge", "-p", json.dumps({"data": {bad: None}}))
+    kubectl.patch("configmap", RECORD, {"data": {bad: None}})
     kubectl.wait_job("hopeful", "ready", lambda job: job.get("status", {}).get("ready") == "3/3", 60)
 
 

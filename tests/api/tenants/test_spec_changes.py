@@ -1,6 +1,5 @@
 """Changes of an existing job's spec in a real API server: rules of the CRD, and the operator's own check."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +144,8 @@ def test_operator_refuses_what_the_server_has_admitted(play: Play, operator: Ope
     pods = {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=bypassed")}
     assert operator.stop() == 0, operator.log
     try:
-        nothing = json.dumps({"status": {"progress": None, "lastCheckpoint": None}})
-        play.kubectl.run("patch", "dljob", "bypassed", "--subresource=status", "--type=merge", "-p", nothing)
+        nothing = {"status": {"progress": None, "lastCheckpoint": None}}
+        play.kubectl.patch("dljob", "bypassed", nothing, status=True)
         play.patch("bypassed", optimizer={"name": "Adam"})
     finally:
         operator.start()

@@ -194,8 +194,7 @@ def test_plan_that_a_user_edits_is_not_used(play: Play) -> None:
     assert before is not None
     own = json.loads(before["data"][OPERATOR_KEY])
     own |= {"domain": [[{"key": "team", "operator": "In", "values": ["b"]}]], "replans": 1}
-    patch = json.dumps({"data": {OPERATOR_KEY: json.dumps(own)}})
-    play.kubectl.run("patch", "configmap", "edited-plan", "--type=merge", "-p", patch)
+    play.kubectl.patch("configmap", "edited-plan", {"data": {OPERATOR_KEY: json.dumps(own)}})
     play.kubectl.wait_events("edited", "SignatureWrong", "PlanRestored")
 
     def restored() -> bool:

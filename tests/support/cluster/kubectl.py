@@ -1,17 +1,18 @@
-"""kubectl for tests, with JSON input and output, and waiting with a deadline. Reads do not start a kubectl."""
+"""kubectl for tests, with JSON input and output, and waiting with a deadline. Most reads and writes start no kubectl."""
 
+import contextlib
 import copy
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from support.cluster.objects import ReadError, objects_of
+from support.cluster.objects import RequestError, objects_of
 
 T = TypeVar("T")
 Objects = list[dict[str, Any]]  # Kubectl has a method of the name list.
@@ -37,7 +38,16 @@ def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float, detail
 
 
 class KubectlError(AssertionError):
-    """kubectl failed. The text is its error output."""
+    """kubectl or a request in its place failed. The text is its error output, or the server's message."""
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raise a request's error as KubectlError."""
+    try:
+        yield
+    except RequestError as error:
+        raise KubectlError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -56,24 +66,42 @@ class Kubectl:
         """Return the minor version of the API server."""
         return int(json.loads(self.run("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+"))
 
-    def apply(self, *manifests: dict[str, Any], flags: tuple[str, ...] = ()) -> str:
-        return self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+    def apply(self, *manifests: dict[str, Any], flags: tuple[str, ...] = ()) -> None:
+        if flags:
+            self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+            return
+        with refusals():
+            for manifest in manifests:
+                objects_of(self.kubeconfig).apply(manifest, self.namespace)
+
+    def patch(self, kind: str, name: str, change: dict[str, Any], *, status: bool = False) -> None:
+        """Merge a change into an object, or into its status."""
+        with refusals():
+            objects_of(self.kubeconfig).patch(kind, self.namespace, name, change, status=status)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return the object, or None if it does not exist."""
-        try:
+        with refusals():
             return objects_of(self.kubeconfig).get(kind, self.namespace, name)
-        except ReadError as error:
-            raise KubectlError(str(error)) from error
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        try:
+        with refusals():
             return objects_of(self.kubeconfig).list(kind, self.namespace, selector)
-        except ReadError as error:
-            raise KubectlError(str(error)) from error
 
     def delete(self, kind: str, name: str, *flags: str) -> None:
-        self.run("delete", kind, name, "--ignore-not-found", *flags)
+        """Delete an object if it exists. Wait until it is gone, unless ``flags`` has ``--wait=false``."""
+        if set(flags) - {"--wait=false", "--wait=true"}:
+            self.run("delete", kind, name, "--ignore-not-found", *flags)
+            return
+        with refusals():
+            uid = objects_of(self.kubeconfig).delete(kind, self.namespace, name)
+        if uid is not None and "--wait=false" not in flags:
+
+            def is_gone() -> bool:
+                found = self.get(kind, name)
+                return found is None or found["metadata"]["uid"] != uid
+
+            wait_for(f"{kind} {name} to be gone", is_gone, 60, lambda: str(self.get(kind, name))[:4000])
 
     def job(self, name: str) -> dict[str, Any]:
         found = self.get("dljob", name)

@@ -1,6 +1,5 @@
 """The actions of a user and a trainer on a job in a real API server."""
 
-import json
 import time
 from typing import Any
 
@@ -34,7 +33,7 @@ class Play:
         return self.kubectl.job(name)
 
     def patch(self, name: str, **spec: Any) -> None:
-        self.kubectl.run("patch", "dljob", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.kubectl.patch("dljob", name, {"spec": spec})
 
     def plan(self, name: str) -> dlcontract.Plan:
         found = self.kubectl.get("configmap", f"{name}-plan")
@@ -51,8 +50,7 @@ class Play:
         self.write_report(name, report.to_json())
 
     def write_report(self, name: str, text: str) -> None:
-        patch = json.dumps({"data": {dlcontract.REPORT_KEY: text}})
-        self.kubectl.run("patch", "configmap", f"{name}-report", "--type=merge", "--patch-file=/dev/stdin", stdin=patch)
+        self.kubectl.patch("configmap", f"{name}-report", {"data": {dlcontract.REPORT_KEY: text}})
 
     def until_ready(self, name: str, pods: int = 2) -> None:
         self.kubectl.wait_job(name, "pods ready", lambda j: j.get("status", {}).get("ready") == f"{pods}/{pods}", 30)

@@ -1,12 +1,12 @@
 """Users of a namespace without the permissions of an administrator, and the admission policy that limits them."""
 
+import json
 from typing import Any
 
-import yaml
-
 from dljob.api.overrides import ANNOTATION_MESSAGE, NEW_ANNOTATION_MESSAGE, OverridePolicy, admission_policy
-from support.cluster.kubectl import Kubectl, KubectlError, wait_for
+from support.cluster.kubectl import Kubectl, KubectlError, refusals, wait_for
 from support.cluster.live_job import SPEC
+from support.cluster.objects import objects_of
 
 Json = dict[str, Any]
 ANNOTATION = {"dljob.dev/overrides": "all"}
@@ -33,20 +33,32 @@ class User:
         return self.kubectl.run(f"--as={self.name}", *args, stdin=stdin)
 
     def apply(
-        self, name: str, pod: Json, annotations: Json | None = None, flags: tuple[str, ...] = (), **spec: Any
+        self,
+        name: str,
+        pod: Json,
+        annotations: Json | None = None,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        **spec: Any,
     ) -> None:
         """Apply a suspended job with ``pod`` as its override, unless ``spec`` has others."""
         job = suspended(name, annotations, **{"podTemplateOverrides": [{"manager": "me", "spec": pod}], **spec})
-        self.run("apply", "--server-side", *flags, "-f", "-", stdin=yaml.safe_dump(job))
+        objects, namespace = objects_of(self.kubectl.kubeconfig), self.kubectl.namespace
+        with refusals():
+            objects.apply(job, namespace, self.name, force=force, dry_run=dry_run)
 
     def patch(self, name: str, change: str) -> None:
         """Change the spec of a job. ``change``: a merge patch of the spec in JSON."""
-        self.run("patch", "dljob", name, "--type=merge", "-p", f'{{"spec": {change}}}')
+        with refusals():
+            objects_of(self.kubectl.kubeconfig).patch(
+                "dljob", self.kubectl.namespace, name, {"spec": json.loads(change)}, user=self.name
+            )
 
     def refusal(self, pod: Json, annotations: Json | None = None) -> str:
         """Return why the API server would refuse a new job of this user; empty if it would not."""
         try:
-            self.apply("probe", pod, annotations, flags=("--dry-run=server",))
+            self.apply("probe", pod, annotations, dry_run=True)
         except KubectlError as error:
             return str(error)
         return ""

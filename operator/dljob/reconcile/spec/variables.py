@@ -1,4 +1,4 @@
-"""Report the variables of ``spec.trainer.env`` that have no effect, because dljob sets them itself.
+"""Report the variables in ``spec`` that have no effect, because dljob sets them itself.
 
 The rules of the CRD cannot refuse them, because ``v1alpha1`` changes only additively. Manifests with such variables
 were valid before, such as one that was a PyTorchJob with MASTER_PORT.
@@ -7,6 +7,7 @@ were valid before, such as one that was a PyTorchJob with MASTER_PORT.
 from dlcontract import CHECKPOINT_VARIABLE, DATASET_VARIABLE, GLOBAL_BATCH_VARIABLE, LOCAL_BATCH_VARIABLE
 from dlcontract.pods import MPI_NETWORK_VARIABLES, RANK_VARIABLES, TORCHELASTIC_VARIABLES
 from dljob.api import DLJobSpec
+from dljob.api.overrides import override_variables
 from dljob.api.spec import Framework
 from dljob.render.environment import OPERATORS_VARIABLES
 from dljob.status import TRUE, Verdict
@@ -24,12 +25,18 @@ def accepted_verdict(spec: DLJobSpec) -> Verdict:
         for i, item in enumerate(spec.trainer.env)
         if item.name in taken
     ]
+    # An override does replace a variable of the pod, but the agent sets those of a rank after it has read the pod's.
+    found += [
+        f"{path}: found {name}={'(valueFrom)' if value is None else value[:_MAX_VALUE]}"
+        for path, name, value in override_variables(spec)
+        if name in taken.difference(OPERATORS_VARIABLES)
+    ]
     if not found:
         return Verdict("Accepted", TRUE, "Accepted", "the spec is valid")
     more = f", and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     text = (
         f"the spec is valid, but these variables have no effect: {', '.join(found[:_MAX_LISTED])}{more}; expected "
-        "other names, because dljob sets these in every rank. Remove them from spec.trainer.env"
+        "other names, because dljob sets these in every rank. Remove them"
     )
     return Verdict("Accepted", TRUE, "VariablesIgnored", text)
 

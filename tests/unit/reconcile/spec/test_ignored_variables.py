@@ -31,6 +31,17 @@ def test_message_quotes_no_secret_and_is_short() -> None:
     assert len(found.message) < 500
 
 
+def test_variables_of_overrides_are_named_too() -> None:
+    """Fixed bug: the agent replaced RANK of an override, and nothing said so."""
+    env = [{"name": "LOG_LEVEL", "value": "debug"}, {"name": "RANK", "value": "0"}]
+    sidecar = {"name": "sidecar", "env": [{"name": "WORLD_SIZE", "value": "1"}]}
+    overrides = [{"manager": "example.com/test", "spec": {"containers": [sidecar, {"name": "trainer", "env": env}]}}]
+    found = accepted_verdict(DLJobSpec.model_validate({**DIGITS, "podTemplateOverrides": overrides}))
+    assert found.reason == "VariablesIgnored"
+    assert "spec.podTemplateOverrides[0].spec.containers[1].env[1]: found RANK=0" in found.message
+    assert "WORLD_SIZE" not in found.message and "LOG_LEVEL" not in found.message
+
+
 @pytest.mark.parametrize("name", ["HOME", "TMPDIR", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "DLJOB_OBSERVE"])
 def test_variables_that_have_an_effect_are_not_reported(name: str) -> None:
     assert accepted_verdict(with_env(DIGITS, {"name": name, "value": "x"})).reason == "Accepted"
