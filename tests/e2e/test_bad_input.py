@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from dljob.client.records import outputs_of, report_of
-from support.cluster.kubectl import Kubectl, KubectlError, condition, example, no_pods, wait_for
+from support.cluster.kubectl import (
+    ONE_NODE,
+    TWO_NODES,
+    Kubectl,
+    KubectlError,
+    condition,
+    example,
+    no_pods,
+    wait_for,
+)
 
 pytestmark = pytest.mark.e2e
 WITHIN_S = 60.0
@@ -74,6 +83,8 @@ LONG = {"dataset on no host"}  # Tests of fetching have it, too.
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.long] * (c in LONG)) for c in AFTER_ADMISSION])
 def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
     changes, kind, reason, words = AFTER_ADMISSION[case]
+    if kind in ("Failed", "PodsReady"):  # The others have no pods.
+        changes = {"nodes": ONE_NODE, **changes}
     name = case.replace(" ", "-").lower()
     try:
         kubectl.apply(example("digits.yaml", job=name, **changes))
@@ -101,6 +112,7 @@ def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
         "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
         "trainer": {"command": ["python", "-c", script]},
         "runPolicy": {"backoffLimit": 0},
+        "nodes": TWO_NODES,
     }
     kubectl.apply(example("digits.yaml", job="story", **changes))
     job = kubectl.wait_phase("story", "Failed", 120)
@@ -124,10 +136,11 @@ def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubec
         "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
         "trainer": {"command": ["python", "-c", script]},
         "checkpoint": {"enabled": False},
+        "nodes": TWO_NODES,
     }
     kubectl.apply(example("digits.yaml", job="late", **changes))
     kubectl.wait_phase("late", "Running", 120)
-    pods = [f"late-cpu-{number}" for number in range(3)]
+    pods = [f"late-cpu-{number}" for number in range(2)]
     wait_for("output", lambda: all("a long story" in kubectl.run("logs", pod, "-c", "trainer") for pod in pods), 60)
     patch = json.dumps({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
     kubectl.run("patch", "dljob", "late", "--type=merge", "-p", patch)
@@ -136,14 +149,14 @@ def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubec
     no_pods(kubectl, "late", 90)
     found = kubectl.get("configmap", "late-logs")
     assert found is not None
-    assert outputs_of(found) == dict.fromkeys(range(3), "a long story\n")
+    assert outputs_of(found) == dict.fromkeys(range(2), "a long story\n")
     assert json.loads(report_of(found, "json") or "")["phase"] == "Stopped"
     kubectl.delete("dljob", "late")
 
 
 def test_other_jobs_and_the_operator_keep_running(admin: Kubectl, kubectl: Kubectl) -> None:
     """This test runs after the tests above with the same operator."""
-    kubectl.apply(example("digits.yaml", job="healthy", epochs=2))
+    kubectl.apply(example("digits.yaml", job="healthy", epochs=2, nodes=TWO_NODES))
     kubectl.wait_phase("healthy", "Complete", 180)
     [pod] = Kubectl(admin.kubeconfig, "dljob-system").list("pods", "app.kubernetes.io/name=dljob")
     assert [c["restartCount"] for c in pod["status"]["containerStatuses"]] == [0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, Kubectl, example
+from support.cluster.kubectl import ONE_NODE, ROOT, TWO_NODES, Kubectl, example
 
 pytestmark = pytest.mark.e2e
 
@@ -44,7 +44,7 @@ def test_command_line_and_operator_make_the_same_plan(kubectl: Kubectl) -> None:
 
 
 def test_run_follows_a_job_to_its_end(kubectl: Kubectl, tmp_path: Path) -> None:
-    manifest = yaml.safe_dump(example("digits.yaml", job="followed", epochs=6))
+    manifest = yaml.safe_dump(example("digits.yaml", job="followed", epochs=6, nodes=TWO_NODES))
     ended = dljob(kubectl, "run", "-", "--namespace", kubectl.namespace, "--timeout", "240", stdin=manifest)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for word in ("applied", "Planned", "phase Running", "100 %", "predicted", "phase Complete", "accuracy"):
@@ -61,7 +61,8 @@ def test_run_follows_a_job_to_its_end(kubectl: Kubectl, tmp_path: Path) -> None:
 
 
 def test_run_of_a_failing_job_gives_exit_code_1(kubectl: Kubectl) -> None:
-    job = example("digits.yaml", job="failing", trainer={"command": ["false"]}, runPolicy={"backoffLimit": 0})
+    changes = {"trainer": {"command": ["false"]}, "runPolicy": {"backoffLimit": 0}, "nodes": ONE_NODE}
+    job = example("digits.yaml", job="failing", **changes)
     ended = dljob(kubectl, "run", "-", "-n", kubectl.namespace, "--timeout", "200", stdin=yaml.safe_dump(job))
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "phase Failed" in ended.stdout

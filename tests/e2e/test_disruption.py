@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.cluster.kubectl import Kubectl, KubectlError, example, step_of, wait_for
+from support.cluster.kubectl import TWO_NODES, Kubectl, KubectlError, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 FEW_STEPS = 5
@@ -24,11 +24,12 @@ def evict(kubectl: Kubectl, pod: str) -> None:
 
 def test_job_that_allows_disruption_goes_on_after_an_eviction(kubectl: Kubectl) -> None:
     """The checkpoint interval is so long that only the eviction leads to a checkpoint."""
-    checkpoint = example("digits.yaml")["spec"]["checkpoint"] | {"interval": "1h"}
-    scheduling = {"disruption": "Allow"}
-    kubectl.apply(
-        example("digits.yaml", job="movable", epochs=3000, scheduling=scheduling, checkpoint=checkpoint),
-    )
+    changes = {
+        "checkpoint": example("digits.yaml")["spec"]["checkpoint"] | {"interval": "1h"},
+        "scheduling": {"disruption": "Allow"},
+        "nodes": TWO_NODES,
+    }
+    kubectl.apply(example("digits.yaml", job="movable", epochs=3000, **changes))
     before = kubectl.wait_job("movable", "20 steps", lambda job: step_of(job) >= 20, 120)
     assert "lastCheckpoint" not in before["status"]
     evict(kubectl, "movable-cpu-1")

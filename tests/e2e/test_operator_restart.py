@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.cluster.kubectl import OWNED, Kubectl, example, step_of, wait_for
+from support.cluster.kubectl import OWNED, TWO_NODES, Kubectl, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 SYSTEM = "dljob-system"
@@ -19,7 +19,7 @@ def operator_ready(admin: Kubectl) -> None:
 
 
 def test_restart_of_the_operator_does_not_affect_a_running_job(admin: Kubectl, kubectl: Kubectl) -> None:
-    kubectl.apply(example("digits.yaml", job="steady", epochs=60))
+    kubectl.apply(example("digits.yaml", job="steady", epochs=60, nodes=TWO_NODES))
     kubectl.wait_job("steady", "a step", lambda j: step_of(j) > 0, 120)
     before = {p["metadata"]["name"]: p["metadata"]["uid"] for p in kubectl.list("pods", "dljob.dev/job=steady")}
     operator(admin).run("delete", "pod", "-l", "app.kubernetes.io/name=dljob", "--wait=true")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, step_of
+from support.cluster.kubectl import ROOT, TWO_NODES, Kubectl, condition, example, no_pods, step_of
 from support.cluster.pod_server import trainer_image
 
 pytestmark = pytest.mark.e2e
@@ -143,7 +143,7 @@ def test_suspended_job_resumes_without_lost_steps(kubectl: Kubectl) -> None:
 
 def test_job_runs_under_any_uid(kubectl: Kubectl) -> None:
     override = {"manager": "openshift", "spec": {"securityContext": {"runAsUser": 54321, "runAsGroup": 54321}}}
-    job = example("digits.yaml", job="uid", epochs=3, podTemplateOverrides=[override])
+    job = example("digits.yaml", job="uid", epochs=3, nodes=TWO_NODES, podTemplateOverrides=[override])
     job["metadata"]["annotations"] = {"dljob.dev/overrides": "all"}
     kubectl.apply(job)
     kubectl.wait_phase("uid", "Running", 120)

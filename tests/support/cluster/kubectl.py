@@ -23,6 +23,8 @@ OWNED = (
     "networkpolicies", "persistentvolumeclaims",
 )  # fmt: skip
 """Kinds of which a job may own objects."""
+ONE_NODE, TWO_NODES = {"min": 1, "max": 1}, {"min": 2, "max": 2}
+"""Values of ``spec.nodes`` for tests that need no third pod: each pod takes about five seconds of processor time."""
 
 
 def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float, detail: Callable[[], str] = str) -> T:
