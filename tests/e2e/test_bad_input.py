@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from dljob.client.records import outputs_of, report_of
 from support.cluster.kubectl import (
@@ -72,7 +73,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
 def test_invalid_spec_is_rejected_at_admission(case: str, kubectl: Kubectl) -> None:
     changes, words = AT_ADMISSION[case]
     with pytest.raises(KubectlError) as refusal:
-        kubectl.apply(example("digits.yaml", job="refused", **changes))
+        kubectl.run("apply", "-f", "-", stdin=yaml.safe_dump(example("digits.yaml", job="refused", **changes)))
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
     assert kubectl.get("dljob", "refused") is None
 
