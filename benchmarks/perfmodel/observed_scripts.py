@@ -5,7 +5,7 @@
 The scripts are those of ``examples/programs`` and ``examples/scripts``, unmodified. In each round, the hardware probe
 runs first. Then each script runs with one rank, and with two ranks of one core each over gloo, and the observer of
 rank 0 reports its structure as in a pod (``dltrain.observation``). Four predictions by the operator's planner are
-compared with the median of a run's last 50 steps:
+compared with the median of a run's steps:
 
 - *counted*: from the structure that was observed in the third step of the same run, and the hardware probe. No measured
   step enters it.

@@ -1,4 +1,4 @@
-"""Tests of both Dockerfiles, built and run by a real Docker engine. A local image replaces the public base image."""
+"""Tests of the Dockerfiles, built and run by a real Docker engine. A local image replaces the public base image."""
 
 import json
 import os
@@ -112,3 +112,15 @@ def test_second_build_builds_nothing(root: Path, engine: str, images: dict[str, 
     )
     assert json.loads(done.stdout) == images
     assert done.stderr.count("is built") == 2
+
+
+def test_image_of_the_programs_has_their_libraries(root: Path, engine: str, images: dict[str, str]) -> None:
+    """Without BuildKit, as ``hack/images`` builds here."""
+    arguments = {"TRAINER": images["trainer"], **pip_config.proxies(os.environ)}
+    options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    command = ["build", "--network=host", "--tag", "programs", *options, str(root / "examples" / "programs")]
+    run(["docker", "--host", engine, *command], env={"DOCKER_BUILDKIT": "0"}, timeout_s=BUILD_LIMIT_S)
+    code = "import accelerate, lightning, torch, transformers; print('imported', transformers.__version__)"
+    program = ["--entrypoint", "python", "programs", "-c", code]
+    done = run(["docker", "--host", engine, "run", "--rm", "--network=none", *program], timeout_s=300)
+    assert "imported 5." in done.stdout

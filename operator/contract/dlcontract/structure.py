@@ -38,5 +38,5 @@ class Structure(UntrustedRecord):
     ] = 0
     work: Annotated[tuple[Work, ...], Field(max_length=8, description="Work of the step by kind of operation.")] = ()
     steps: Annotated[Count, Field(description="Steps that this process has made so far.")] = 0
-    step_s: Annotated[Seconds | None, Field(description="Median time of the last steps. None: too few steps.")] = None
+    step_s: Annotated[Seconds | None, Field(description="Median time of the steps so far. None: too few steps.")] = None
     world_size: Annotated[int, Field(ge=1, le=100_000, description="Number of ranks.")] = 1

@@ -89,7 +89,13 @@ class History:
         Path(FILE).write_text(json.dumps(self.rows))
         print("written", os.path.getsize(FILE))
 
+class Last:
+    def __del__(self):
+        print(*closing)
+
 history = [History(False), History(True)]
+closing = ["closed"]
+last = Last()
 """
 
 
@@ -102,3 +108,33 @@ def test_finalizers_of_a_script_can_use_its_modules_and_constants(
     ended = run(alone("train.py"), 400.0, MASTER_ADDR="127.0.0.1")
     assert ended.code == 0, ended.output
     assert ended.output.count("written 6") == 2 and "Error" not in ended.output
+    assert "closed" in ended.output, "a variable that was defined before the object"
+
+
+OUTLIVED = """
+import threading
+import torch.distributed
+
+def report(wait):
+    while True:
+        wait(0.0)
+        len(history)
+
+class Slow:
+    def __del__(self):
+        pause.wait(0.3)  # The other threads run meanwhile, as they do while the threads of gloo end.
+
+pause = threading.Event()
+history = []
+slow = Slow()
+for _ in range(3):
+    threading.Thread(target=report, args=(threading.Event().wait,), daemon=True).start()
+"""
+
+
+def test_daemon_threads_that_outlive_a_script_print_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: a daemon thread that ran at the end of a torchrun script found no variables, and printed a traceback."""
+    (tmp_path / "train.py").write_text(OUTLIVED)
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("train.py"), 400.0, MASTER_ADDR="127.0.0.1")
+    assert (ended.code, ended.output) == (0, "")

@@ -39,12 +39,20 @@ def document(
     noise_samples: float | None = None,
     stopped: bool = False,
     seed: int = 0,
+    signed: bool = False,
+    metrics: dict[str, Curve] | None = None,
 ) -> Document:
-    """Return a run whose curves are functions of the part of the steps, from 0 to 1, with normal noise on the loss."""
+    """Return a run whose curves are functions of the part of the steps, from 0 to 1, with normal noise on the loss.
+
+    ``signed``: True if the loss may be negative. ``metrics``: curves of other values that the script logs.
+    """
+    if held_out_loss is not None:
+        metrics = {"val_loss": held_out_loss}
     drawn = random.Random(seed)
     points = tuple(
         Point(
-            step=step, steps=1, unix_s=step, loss=max(0.0, loss(step / steps) + drawn.gauss(0, noise)), step_s=0.1,
+            step=step, steps=1, unix_s=step, step_s=0.1,
+            loss=max(-math.inf if signed else 0.0, loss(step / steps) + drawn.gauss(0, noise)),
             samples_per_s=640, world_size=1, noise_samples=noise_samples,
         )
         for step in range(1, steps + 1)
@@ -56,8 +64,8 @@ def document(
         phase=phase, started_unix_s=0, updated_unix_s=1, step=steps, steps=steps, points=points,
         outcome=Outcome(steps=steps, seconds=1, stopped=why if stopped else None),
         evaluations=tuple(Evaluation(step=s, unix_s=s, accuracy=accuracy(s / steps)) for s in at if accuracy),
-        metrics=tuple(LoggedValues(step=s, unix_s=s, values={"val_loss": held_out_loss(s / steps)}) for s in at
-                      if held_out_loss),
+        metrics=tuple(LoggedValues(step=s, unix_s=s, values={name: of(s / steps) for name, of in metrics.items()})
+                      for s in at if metrics),
         analysis=None if analysis is None else HeldOutAnalysis(step=steps, unix_s=1, analysis=analysis),
     )  # fmt: skip
 
@@ -118,6 +126,36 @@ CASES: dict[str, tuple[Document, list[str]]] = {
     ),
     "learning rate too high, falls only at first": (
         document(lambda t: 2.3 if t < 0.02 else 1.7 if t < 0.03 else 2.4, noise=0.04),
+        ["LearningRateTooHigh"],
+    ),
+    "policy gradient, around zero": (document(lambda t: 0.5 * math.sin(90 * t), noise=2, signed=True), []),
+    "policy gradient, around zero, few steps": (document(lambda _: 0.0, noise=2, signed=True, steps=30), []),
+    "policy gradient, episodes get longer": (
+        document(lambda t: (1 + 20 * t) * math.sin(777 * t), noise=1, signed=True),
+        [],
+    ),
+    "negative log-likelihood below zero": (document(lambda t: 3 * math.exp(-8 * t) - 1, noise=0.05, signed=True), []),
+    "negative log-likelihood below zero, rises again": (
+        document(lambda t: 4 * abs(t - 0.4) - 1, noise=0.1, signed=True),
+        ["LearningRateTooHigh"],
+    ),
+    "noise that looks like a rise": (document(lambda t: 1.5 if t < 0.02 else 1.0, noise=0.3, seed=1), ["NoisyLoss"]),
+    "metric with a similar name": (document(lambda t: 2.3 + 9 * t, noise=1, metrics={"scale_factor": lambda t: t}),
+                                   ["LearningRateTooHigh"]),
+    "values of a critic rise with the returns": (
+        document(lambda t: 0.1 + 30 * t, noise=1, metrics={"mean_reward": lambda t: 20 + 180 * t}),
+        [],
+    ),
+    "loss of a generator": (
+        document(lambda t: 0.7 + 4 * t, noise=0.5, metrics={"loss_G": lambda t: 0.7 + 4 * t, "loss_D": lambda t: 0.5 - 0.4 * t}),
+        [],
+    ),
+    "harder data, accuracy improves": (
+        document(lambda t: 1.0 + 2 * t, noise=0.05, accuracy=lambda t: 0.3 + 0.5 * t),
+        [],
+    ),
+    "learning rate too high, accuracy improves only at first": (
+        document(lambda t: 0.5 + 4 * abs(t - 0.3), noise=0.05, accuracy=lambda t: 0.8 - abs(t - 0.3)),
         ["LearningRateTooHigh"],
     ),
     "too slow": (document(lambda t: 2.3 - 0.16 * t, noise=0.003), ["NotConverged"]),

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT
 
 _DRAIN_S = 1.0
+BAR_S = 10.0
+"""Minimum seconds between two versions of the same line, such as a progress bar, in the log."""
 
 
 class Output:
@@ -17,6 +20,10 @@ class Output:
     The properties ``end`` and ``tail`` return what is kept. ``fd``: the descriptor of the pipe with the output; it is
     closed when the output ends. ``copy``: a function that is also called with each piece of the output, without the
     prefix.
+
+    Progress bars write a line again and again, with a carriage return before or after it. Only the last version of a
+    line is copied and kept, as a terminal shows it, and while the line goes on, its newest version every ``BAR_S``
+    seconds is copied as a line. Otherwise the versions would fill all that is kept, and appear 64 KiB at a time.
     """
 
     def __init__(self, prefix: str, fd: int, copy: Callable[[bytes], None] = lambda _: None) -> None:
@@ -45,24 +52,40 @@ class Output:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
         )
-        line = b""
+        line, shown_s = b"", time.monotonic()
         try:
             while chunk := await reader.read(65536):
-                self._tail = (self._tail + chunk)[-MAX_OUTPUT:]
+                self._tail = _appended(self._tail, chunk)[-MAX_OUTPUT:]
                 self._copy(chunk)
                 *lines, line = (line + chunk).split(b"\n")
-                self._write(lines)
+                self._write(list(map(_last_version, lines)))
+                done, carriage_return, rest = line.rpartition(b"\r")
+                if done and time.monotonic() >= shown_s + BAR_S:
+                    self._write([_last_version(done)])
+                    line, shown_s = carriage_return + rest, time.monotonic()
                 if len(line) > 65536:
                     self._write([line])
                     line = b""
             if line:
-                self._write([line])
+                self._write([_last_version(line)])
         finally:
             transport.close()
 
     def _write(self, lines: list[bytes]) -> None:
         sys.stdout.buffer.write(b"".join(self._prefix + line + b"\n" for line in lines))
         sys.stdout.buffer.flush()
+
+
+def _appended(kept: bytes, chunk: bytes) -> bytes:
+    """Return ``kept`` and ``chunk`` without the versions of lines that a carriage return has overwritten."""
+    if b"\r" not in chunk and not kept.endswith(b"\r"):
+        return kept + chunk
+    done, newline, line = kept.rpartition(b"\n")
+    return done + newline + b"\n".join(map(_last_version, (line + chunk).split(b"\n")))
+
+
+def _last_version(line: bytes) -> bytes:
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def available(fd: int) -> str:

@@ -25,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
 """Folder with dltrain's own versions of other packages, such as ``horovod``. Installed packages take precedence."""
 
+LAST_TURN_S = 0.1
+"""Maximum time in seconds for which a thread keeps the interpreter at the end. Most scripts are cleared in less."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -273,13 +276,23 @@ def end_gloo_threads() -> None:
     unmodified DistributedDataParallel script on CPUs aborted in about one of five exits.
 
     This function also clears the main module, so that the last reference to the model disappears before the exit.
+    Daemon threads of the script may still run, as they do until the very end of an interpreter. They must not see the
+    module without its variables: they get no turn meanwhile, as far as that can be avoided, and their errors are not
+    shown.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    threading.excepthook = _ignore_daemon_threads
+    sys.setswitchinterval(LAST_TURN_S)
     clear_variables(sys.modules["__main__"].__dict__)
+
+
+def _ignore_daemon_threads(error: threading.ExceptHookArgs) -> None:
+    if error.thread is None or not error.thread.daemon:
+        threading.__excepthook__(error)
 
 
 def clear_variables(variables: dict[str, Any]) -> None:
@@ -289,7 +302,8 @@ def clear_variables(variables: dict[str, Any]) -> None:
     reverse order of their definition. A finalizer (``__del__``) can therefore still use what was defined before its
     object.
     """
-    for name, value in reversed(list(variables.items())):
+    for name in reversed(list(variables)):
+        value = variables[name]  # Nothing else here may refer to it, so that its finalizer runs when it is deleted.
         if gc.is_tracked(value) and not isinstance(value, types.ModuleType | types.FunctionType | type):
             del variables[name]
         del value

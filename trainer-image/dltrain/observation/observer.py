@@ -17,10 +17,10 @@ import atexit
 import contextlib
 import json
 import os
+import random
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from statistics import median
 from typing import Any
@@ -33,8 +33,8 @@ WARM_UP = 2
 """Number of steps before the observed one. In the first steps, scripts and libraries still initialize themselves."""
 MAX_TRIES = 5
 """Number of steps that are observed in vain, such as because of an evaluation between two updates, before giving up."""
-WINDOW, FIRST_TIMES, LEAST_TIMES = 50, 20, 5
-"""Number of last step times of which the median is sent, the number of them with which it is sent at once, and the
+SAMPLE, FIRST_TIMES, LEAST_TIMES = 256, 20, 5
+"""Maximum number of step times of which the median is sent, the number of them with which it is sent at once, and the
 number with which it is sent at the usual interval."""
 INTERVAL_S = 10.0
 """Minimum seconds between two messages with step times."""
@@ -96,6 +96,28 @@ class _Awaiting:
         return spec
 
 
+class _StepTimes:
+    """A random sample of the times of all steps so far, in seconds. Every step has the same chance to be in it.
+
+    The last steps alone may be disturbed together, above all if a step takes milliseconds. Every n-th step may be one
+    that logs or evaluates. The sample has a random generator of its own, so that the script's numbers stay the same.
+    """
+
+    def __init__(self) -> None:
+        self.sample: list[float] = []
+        self.count = 0
+        self._random = random.Random(0)
+
+    def add(self, step_s: float) -> None:
+        self.count += 1
+        if len(self.sample) < SAMPLE:
+            self.sample.append(step_s)
+            return
+        place = int(self._random.random() * self.count)  # Vitter 1985, "Random sampling with a reservoir", algorithm R.
+        if place < SAMPLE:
+            self.sample[place] = step_s
+
+
 class Observer:
     """Count the steps of this process, observe one of them, and send what was found to the agent.
 
@@ -113,7 +135,7 @@ class Observer:
         """The id of the optimizer whose updates count as steps."""
         self._steps = self._tries = 0
         self._last_s: float | None = None
-        self._times: deque[float] = deque(maxlen=WINDOW)
+        self._times = _StepTimes()
         self._step: ObservedStep | None = None
         self._ending: list[ObservedStep] = []
         """Ended steps whose hooks are still to be removed."""
@@ -163,15 +185,15 @@ class Observer:
             if self._off:
                 return
         elif self._last_s is not None:
-            self._times.append(now_s - self._last_s)
+            self._times.add(now_s - self._last_s)
         self._last_s = time.monotonic()
         if self._found is None and self._steps >= WARM_UP:
             if is_compiled():
                 self._give_up(COMPILED)
                 return
             self._tries += 1
-            self._step = ObservedStep(max(LIMIT_S, 3 * max(self._times, default=0.0)))
-        elif now_s >= self._send_at_s or len(self._times) == FIRST_TIMES:
+            self._step = ObservedStep(max(LIMIT_S, 3 * max(self._times.sample, default=0.0)))
+        elif now_s >= self._send_at_s or self._times.count == FIRST_TIMES:
             self._send()
 
     def _take(self, observed: ObservedStep) -> None:
@@ -189,7 +211,7 @@ class Observer:
     def _send(self) -> None:
         if self._found is None:
             return
-        times = list(self._times)
+        times = list(self._times.sample)
         structure = dict(self._found, steps=self._steps, world_size=self._world_size)
         if len(times) >= LEAST_TIMES:
             structure["step_s"] = median(times)
@@ -203,6 +225,9 @@ class Observer:
     def _end(self) -> None:
         if os.getpid() == self._pid:
             with contextlib.suppress(Exception):
+                # After an error of the script, its traceback stays the end of the log.
+                if self._found is None and not self._off and not hasattr(sys, "last_type"):
+                    self._give_up("it ended after %d updates by optimizers of torch.optim" % self._steps)  # noqa: UP031
                 self._send()
 
     def _give_up(self, reason: str) -> None:

@@ -5,6 +5,7 @@ The curves are those of the run report. The thresholds are rules of thumb, chose
 finding names its numbers, so that a reader can disagree.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
@@ -52,6 +53,13 @@ MIN_SUPPORT = 5
 """Minimum number of held-out samples of a class for a finding about this class."""
 NOISE_RATIO = 4.0
 """A batch is small if the gradient noise scale exceeds it by this factor."""
+CLEAR = 4.0
+"""A difference of two means is clear if it exceeds this number of standard errors of one of them."""
+RISING_LOSSES = re.compile(
+    r"(^|[^a-z])(rewards?|returns?|episodes?|policy|actor|critic|generator|discriminator|[gd]_?loss|loss_?[gd])([^a-z]|$)",
+    re.IGNORECASE,
+)
+"""Names of metrics of reinforcement learning and of adversarial networks, whose losses need not fall."""
 HELD_OUT_LOSSES = ("val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "held_out_loss")
 """Names of metrics that are losses on held-out data."""
 
@@ -63,7 +71,13 @@ def diagnose(document: Document) -> tuple[Finding, ...]:
     ended = document.phase is RunPhase.SUCCEEDED
     found = [
         *_of_faults(document),
-        *of_loss(loss, document.global_batch, _noise_samples(document), ended=ended and not _stopped_early(document)),
+        *of_loss(
+            loss,
+            document.global_batch,
+            _noise_samples(document),
+            ended=ended and not _stopped_early(document),
+            may_rise=_may_rise(document),
+        ),
         *(of_analysis(analysis) if analysis is not None else ()),
     ]
     names = {each.name for each in found}
@@ -77,11 +91,14 @@ def diagnose(document: Document) -> tuple[Finding, ...]:
     )
 
 
-def of_loss(loss: Values, batch: int = 0, noise_samples: float | None = None, *, ended: bool) -> Iterator[Finding]:
+def of_loss(
+    loss: Values, batch: int = 0, noise_samples: float | None = None, *, ended: bool, may_rise: bool = False
+) -> Iterator[Finding]:
     """Yield the findings about a training loss.
 
     ``batch``: global batch size, in samples. ``noise_samples``: gradient noise scale; None: unknown. ``ended``: True if
-    the training made all its steps.
+    the training made all its steps. ``may_rise``: True if the loss need not fall for the model to improve. A loss whose
+    sign changes counts as falling or rising only if the difference is clear, since no part of it means anything.
     """
     values = [value for _, value in loss]
     if len(loss) < MIN_POINTS:
@@ -99,11 +116,17 @@ def of_loss(loss: Values, batch: int = 0, noise_samples: float | None = None, *,
     trend = _trend(loss)
     start, lowest, last = min(values[:3]), min(trend), trend[-1]
     noise, fell = _noise(values), start - lowest
+    error = noise / sqrt(max(1, len(loss) // len(trend)))  # of the mean of a part
+    if min(values) < 0 < max(values) and fell <= max(LEARNS * abs(start), CLEAR * error):
+        return
     if fell <= LEARNS * abs(start):
-        yield _never_falls(values, start, last, noise)
+        if not may_rise:
+            yield _never_falls(values, start, last, noise)
         return
     at = trend.index(lowest)
-    if last > lowest + ROSE * fell and at < 0.8 * len(trend):
+    if last > lowest + max(ROSE * fell, CLEAR * error) and at < 0.8 * len(trend):
+        if may_rise:
+            return
         yield Finding(
             name="LearningRateTooHigh",
             message=f"The training loss fell to {lowest:.4g} and then rose to {last:.4g}. Try a lower learning rate, a "
@@ -117,7 +140,6 @@ def of_loss(loss: Values, batch: int = 0, noise_samples: float | None = None, *,
     if noise > NOISY * fell and noise > NOISY * abs(last):
         yield Finding(name="NoisyLoss", message=_noisy(noise, last, batch, noise_samples))
     before = trend[-1 - max(1, len(trend) // 5)]
-    error = noise / sqrt(max(1, len(loss) // len(trend)))  # of the mean of a part
     falls = before - last > max(STILL_FALLING * abs(before), 2 * error) and last > NEGLIGIBLE * abs(start)
     if ended and falls:
         yield Finding(
@@ -138,7 +160,7 @@ def _never_falls(values: Sequence[float], start: float, last: float, noise: floa
         return Finding(
             name="LearningRateTooHigh",
             message=f"The training loss began at {start:.4g}, was {low:.4g} to {high:.4g}, and ended at {last:.4g}. "
-            "Try a learning rate ten times lower",
+            "If it should fall, as most losses do, try a learning rate ten times lower",
         )
     return Finding(
         name="NotLearning",
@@ -287,6 +309,18 @@ def _noisy(noise: float, last: float, batch: int, noise_samples: float | None) -
             "batch (globalBatchSize)"
         )
     return f"{text}. Try a larger batch, or a lower learning rate; check for samples with wrong targets"
+
+
+def _may_rise(document: Document) -> bool:
+    """Return True if the loss need not fall for the model to improve, or if the model improves while it does not.
+
+    Names of metrics show reinforcement learning and adversarial networks. Otherwise the accuracy on held-out data
+    counts: it must be better than at first, and not worse than its best value.
+    """
+    if any(RISING_LOSSES.search(name) for entry in document.metrics for name in entry.values):
+        return True
+    accuracies = [entry.accuracy for entry in document.evaluations]
+    return len(accuracies) > 1 and max(accuracies) - WORSE_ACCURACY <= accuracies[-1] > accuracies[0] + WORSE_ACCURACY
 
 
 def _noise_samples(document: Document) -> float | None:
