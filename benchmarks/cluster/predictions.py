@@ -5,10 +5,10 @@ Run after ``hack/quickstart --no-job`` (images present, operator installed), on 
     KUBECONFIG=$(hack/cluster kubeconfig) hack/env python -m benchmarks.cluster.predictions --json predictions.json
 
 Each configuration (model, dataset, batch, ranks, cores, collective) runs twice in a row in each round. Before the first
-run, the benchmark deletes the measured profiles of all built-in models, so that only the hardware profile of the nodes
-is left, and the basis of the plan must be ``probe``. No other configuration helps, even one with the same model. The
-second run must have the basis ``profile``. Without a hardware profile, the benchmark waits for the operator's probe, and
-otherwise runs ``dljob probe``. Each job trains for about ``--seconds`` seconds by data sheets.
+run, the benchmark deletes the profiles of all models that it uses, so that only the hardware profile of the nodes is
+left, and the basis of the plan must be ``probe``. No other configuration helps, even one with the same model. The
+second run must have the basis ``profile``. Without a hardware profile, the benchmark waits for the operator's probe,
+and otherwise runs ``dljob probe``. Each job trains for about ``--seconds`` seconds by data sheets.
 
 The prediction is that of ``status.plan`` before the job runs, and the measured step time that of ``status.measured``
 after its end, which is a mean over the last steps. An error is |predicted / measured - 1|. The 90 % interval of a step
@@ -17,8 +17,8 @@ binomial intervals are those of Wilson (95 %). Repeats of a configuration are no
 interval, which counts each configuration once. The total time is ``status.result.seconds``, which includes the time to
 build and evaluate the model.
 
-``--json FILE`` is written after each pair of runs. With a file of an earlier call, only the missing pairs run, and
-without missing ones, the figures are printed without a cluster.
+``--json FILE`` is written after each pair of runs, with the profiles behind the predictions. With a file of an earlier
+call, only the missing pairs run. Without missing pairs, the figures are printed without a cluster.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,16 @@ from benchmarks.cluster.prediction_figures import figures, groups, rows, times
 from benchmarks.lib.goals import table
 
 from dljob.api import DLJobSpec
-from dljob.calibrate.learned import parts_of_key
 from dljob.cluster import cluster_view
 from dljob.cluster.hardware import KEY
+from dljob.job.identity import profile_key
 from dljob.job.plan.request import planner_request
-from dljob.perf.workload.models import MODELS
 from dljob.planner import Decision, plan
 
 Json = dict[str, Any]
 NAMESPACE = "benchmark-predictions"
-PROBE_S, PROFILE_S, STALE_TRIES = 60.0, 20.0, 5
-MIN_STEPS, MAX_STEPS = 12, 4000
+PROBE_S, PROFILE_S, STALE_TRIES = 60.0, 60.0, 5
+MIN_STEPS, MAX_STEPS = 12, 2000
 VIEW = cluster_view({"nodes": [{"name": f"n{i}", "cpu": "2", "machine": "m", "machineCpu": "1.85"} for i in range(3)]})
 """The nodes of the development cluster on two cores, by which the number of steps is chosen."""
 
@@ -82,6 +82,11 @@ class Configuration:
             "checkpoint": {"enabled": False},
         }
 
+    @property
+    def profile(self) -> str:
+        """Return the key of the profile with the measurements of this model and dataset."""
+        return profile_key(DLJobSpec.model_validate(self.spec(1)))
+
     def steps(self, seconds: float) -> int:
         """Return the number of steps that take ``seconds`` seconds by data sheets, within limits."""
         found = plan(planner_request(NAMESPACE, DLJobSpec.model_validate(self.spec(100))), VIEW, {})
@@ -109,7 +114,7 @@ CONFIGURATIONS = (
     Configuration("digits-cnn", "digits", 192, ranks_per_node=2, cpu=2, collective="HalvingDoubling"),
     Configuration("resnet18", "digits", 32, ranks_per_node=2, cpu=2),
     Configuration("digits-cnn", "digits", 120, nodes=3),
-    Configuration("lenet", "digits", 96, nodes=3, collective="ParameterServer"),
+    Configuration("lenet", "digits-32", 48, nodes=3, collective="ParameterServer"),
     Configuration("gpt-mini", "synthetic-tokens", 6, nodes=3),
 )
 
@@ -141,12 +146,15 @@ def probe(words: list[str]) -> None:
     Without ``words``, measure it only if the cluster has no hardware profile, and wait for the operator's probe first.
     """
     if words or not (hardware() or wait("the operator's probe", lambda: bool(hardware()), PROBE_S)):
-        subprocess.run([sys.executable, "-m", "dljob.cli", "probe", "--device", "cpu", *words], check=True)
+        subprocess.run([sys.executable, "-m", "dljob.cli", "probe", "--device", "cpu", *words], check=False)
+        if not hardware():
+            raise SystemExit("dljob probe: found no hardware profile after it; expected one. See its output above")
 
 
 def forget() -> None:
-    """Delete the profiles of all built-in models, and wait until they are gone. Hardware profiles stay."""
-    names = [p["metadata"]["name"] for p in profiles() if parts_of_key(p["spec"]["model"])[0] in MODELS]
+    """Delete the profiles of all models of this benchmark, and wait until they are gone. Hardware profiles stay."""
+    keys = {each.profile for each in CONFIGURATIONS}
+    names = [p["metadata"]["name"] for p in profiles() if p["spec"]["model"] in keys]
     if names:
         kubectl("delete", "dlprofiles", "--wait=true", *names)
 
@@ -218,28 +226,32 @@ def pair(configuration: Configuration, number: int, seconds: float, deadline_s: 
             break
     else:
         raise RuntimeError("found a plan from other measurements than the probe; expected the basis probe")
-    wait("the profile of the first run", lambda: any(_of(p, configuration) for p in profiles()), PROFILE_S)
+    if not wait("the profile of the first run", partial(_measured, configuration.profile), PROFILE_S):
+        raise RuntimeError("found no profile after the first run; expected one")
+    learned = [p["status"] for p in profiles() if p["spec"]["model"] == configuration.profile]
     for _ in range(STALE_TRIES):
         if second := trained(configuration, f"second-{number}", steps, "profile", deadline_s):
             break
     else:
         raise RuntimeError("found no plan from the profile of the first run; expected the basis profile")
     about = {"configuration": asdict(configuration), "name": configuration.name, "round": number, "steps": steps}
-    return [{**about, "run": i, **run} for i, run in ((1, first), (2, second))]
+    return [{**about, "run": 1, **first}, {**about, "run": 2, **second, "profile": learned}]
 
 
-def _of(profile: Json, configuration: Configuration) -> bool:
-    return profile["spec"]["model"] == configuration.model and bool((profile.get("status") or {}).get("compute"))
+def _measured(key: str) -> bool:
+    return any(p["spec"]["model"] == key and (p.get("status") or {}).get("compute") for p in profiles())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--configurations", type=int, default=len(CONFIGURATIONS), help="only the first so many")
+    parser.add_argument("--match", default="", help="only configurations whose name contains this text")
     parser.add_argument("--seconds", type=float, default=4.0, help="training time of a job by data sheets")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds for one job")
-    parser.add_argument("--probe", nargs="*", default=[], metavar="WORD",
-                        help="run dljob probe first, with these options, such as: --probe link structures=48")  # fmt: skip
+    parser.add_argument(
+        "--probe", nargs="*", default=[], metavar="WORD", help="run dljob probe first with these options, such as link"
+    )
     parser.add_argument("--json", type=Path, help="file of runs to create or extend")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     options = parser.parse_args()
@@ -247,7 +259,8 @@ def main() -> None:
     if options.json and options.json.exists():
         found = json.loads(options.json.read_text())
     done = {(run["name"], run["round"]) for run in found["runs"]}
-    asked = [(c, i) for i in range(1, options.rounds + 1) for c in CONFIGURATIONS[: options.configurations]]
+    chosen = [each for each in CONFIGURATIONS if options.match in each.name][: options.configurations]
+    asked = [(each, i) for i in range(1, options.rounds + 1) for each in chosen]
     missing = [(c, i) for c, i in asked if (c.name, i) not in done]
     if missing:
         run_all(missing, found, options)
@@ -264,7 +277,7 @@ def run_all(missing: list[tuple[Configuration, int]], found: Json, options: argp
     kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")  # left by a call that was ended
     probe([word for each in options.probe for word in f"--{each}".split("=")])
     found["failed"] = []  # Failed pairs run again.
-    found["hardware"] = [profile["status"] for profile in hardware()]
+    found.setdefault("hardware", []).append([profile["status"] for profile in hardware()])
     kubectl("create", "namespace", NAMESPACE)
     began_s = time.monotonic()
     try:
