@@ -105,12 +105,15 @@ def times(run: Json) -> tuple[float, float]:
 def groups(runs: list[Json]) -> list[str]:
     """Return lines with the median ratio and the median error of runs of each model, and of each layout."""
 
+    def model(run: Json) -> str:
+        return str(run["configuration"]["model"])
+
     def layout(run: Json) -> str:
         of = run["configuration"]
         return f"{of['nodes']} x {of['ranks_per_node']} ranks, {of['cpu']} CPU"
 
     lines = []
-    for by in (lambda run: run["configuration"]["model"], layout):
+    for by in (model, layout):
         for group in sorted({by(run) for run in runs}):
             words = [f"{group:24}"]
             for number in (1, 2):

@@ -184,7 +184,8 @@ def trained(configuration: Configuration, name: str, steps: int, basis: str, dea
     """
     metadata = {"name": name, "namespace": NAMESPACE}
     job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": metadata, "spec": configuration.spec(steps)}
-    began_s, planned = time.monotonic(), None
+    began_s = time.monotonic()
+    planned: Json | None = None
     kubectl("apply", "-f", "-", stdin=json.dumps(job))
     try:
         for status in statuses(name, deadline_s):
@@ -199,6 +200,7 @@ def trained(configuration: Configuration, name: str, steps: int, basis: str, dea
                     return None
             if phase == "Complete" and planned and status.get("measured") and status.get("result"):
                 break
+        assert planned is not None, "otherwise the loop has raised TimeoutError"
         report = json.loads(kubectl("get", "configmap", "-n", NAMESPACE, f"{name}-report", "-o", "json"))
         if status["plan"]["number"] != planned["number"]:
             raise RuntimeError(f"found plan {status['plan']['number']} at the end; expected {planned['number']}")
