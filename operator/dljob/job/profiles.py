@@ -41,13 +41,14 @@ from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
 from dljob.perf.resources import energy
+from dljob.perf.step import input_data
 from dljob.perf.step.compute import calibrated, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import builtin, in_precision, recomputing
 
 STEADY_STEPS = 50
-"""Number of steps over which a rank averages the times that it reports."""
+"""Smallest number of steps over which a rank averages the times that it reports."""
 PROBE_STEPS = 5
 MIN_BUSY = 0.2
 """Minimum part of a step in which a rank computes, so that its power says something about computing."""
@@ -201,7 +202,7 @@ def updated_profile(
     ranks_on = [r for r in report.ranks if r.device == device and r.share > 0]
     after = learn(
         learned(before),
-        steady=[Measured(r.share, r.compute_s / slowdown, STEADY_STEPS) for r in ranks_on],
+        steady=[Measured(r.share, _computing_s(r, cores) / slowdown, STEADY_STEPS) for r in ranks_on],
         probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
@@ -237,6 +238,18 @@ def updated_profile(
         observed_jobs=before.observed_jobs + 1,
         updated=now,
     )
+
+
+def _computing_s(measure: RankMeasure, cores: int | None) -> float:
+    """Return the computing seconds of a measured step without delays by input. ``cores``: CPUs of the rank, or None."""
+    if cores is None:
+        return measure.compute_s
+    return input_data.undelayed_s(measure.compute_s, measure.data_s, measure.fetch_s, cores)
+
+
+def _input_s(measure: RankMeasure, cores: int | None) -> float:
+    """Return the part of a measured step that predictions count as input. ``cores``: CPUs of the rank, or None."""
+    return measure.data_s if cores is None or not measure.fetch_s else input_data.delay_s(measure.fetch_s, cores)
 
 
 def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
@@ -298,7 +311,8 @@ def _scaled(
     if len(ranks) != place.devices:
         return before.scaling, before.constants, before.next_measurement
     curve = _curve(model, device, points, place.cores)
-    step_s = report.step_s - max(r.data_s for r in ranks)
+    input_s = max(_input_s(r, place.cores) for r in ranks)
+    step_s = max(report.step_s - input_s, input_data.LEAST_COMPUTING * report.step_s)
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))

@@ -1,4 +1,4 @@
-"""Tests of the CPU fraction of a rank, derived from its wall and CPU times."""
+"""Tests of the means of step times, and of the CPU fraction of a rank, derived from its wall and CPU times."""
 
 import time
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from dltrain.builtin import probe
 from dltrain.builtin.probe import compute_points
+from dltrain.timing.step_times import MAX_WINDOW, MIN_WINDOW, Times, Window
 from dltrain.timing.stopwatch import BUDGET_WINDOW_S, Budget, Lap
 
 
@@ -18,6 +19,28 @@ def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:
     for _ in range(round(seconds / (computed + waited).wall_s)):
         demanded_s = budget.add(computed, computed + waited)
     return demanded_s
+
+
+@pytest.mark.parametrize("count", range(1000, 1050, 7))
+def test_mean_of_short_steps_spans_several_periods_of_a_quota(count: int) -> None:
+    """Fixed bug: the mean of 50 steps of a millisecond was that of half a period, with or without its pause."""
+    window = Window()
+    for i in range(count):
+        window.add(Times(0.0, 0.001 if i % 50 else 0.051, 0.0), 8)
+    assert window.step_s == pytest.approx(0.002, rel=0.1)
+    assert window.measure(0, "cpu", 8).compute_s == pytest.approx(window.step_s)
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(1.0, MIN_WINDOW), (0.01, 100), (1e-5, MAX_WINDOW)])
+def test_mean_follows_a_change_of_the_step_time(step_s: float, steps: int) -> None:
+    window = Window()
+    for _ in range(2000):
+        window.add(Times(0.0, 7.0, 0.0), 8)
+        window.add_exposed([0.0])
+    for _ in range(steps + 1):
+        window.add(Times(0.0, 0.0, step_s), 8)
+        window.add_exposed([step_s])
+    assert window.step_s == window.measure(0, "cpu", 8).comm_s == pytest.approx(step_s)
 
 
 def test_rank_without_quota_has_a_cpu_fraction_of_1() -> None:

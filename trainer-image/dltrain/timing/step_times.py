@@ -11,8 +11,13 @@ from typing import NamedTuple
 
 from dlcontract import RankMeasure
 
-WINDOW = 50
-"""Number of steps in a mean: enough to span several periods of a CPU quota, and few enough to follow changes."""
+MIN_WINDOW, MAX_WINDOW = 50, 1000
+"""Smallest and largest number of steps in a mean. The smallest is few enough to follow changes of long steps."""
+WINDOW_S = 1.0
+"""Seconds that the steps of a mean take together, within these limits.
+
+The means then span ten periods of a CPU quota, and short loads of the machine, also if a step takes a millisecond.
+"""
 
 
 class Times(NamedTuple):
@@ -42,25 +47,38 @@ class Times(NamedTuple):
 
 
 class Window:
-    """The times of the last ``WINDOW`` steps, with ``exposed_s`` divided into waiting and communication.
+    """The times of the last steps, with ``exposed_s`` divided into waiting and communication.
+
+    The number of steps is between ``MIN_WINDOW`` and ``MAX_WINDOW``. Within these limits, it is the smallest one whose
+    steps take ``WINDOW_S`` seconds together.
 
     The slowest rank waits for no other rank. Its exposed time, the minimum over all ranks, is communication. Any excess
     over this minimum on another rank is waiting.
     """
 
     def __init__(self) -> None:
-        self._times: deque[Times] = deque(maxlen=WINDOW)
-        self._comm_s: deque[float] = deque(maxlen=WINDOW)
-        self._samples: deque[int] = deque(maxlen=WINDOW)
+        self._times: deque[Times] = deque()
+        self._comm_s: deque[float] = deque()
+        self._samples: deque[int] = deque()
+        self._about_s = 0.0
+        """Seconds of all steps in the window, up to rounding errors. It is cheap to update in each step."""
 
     def add(self, times: Times, samples: int) -> None:
         """Add the times of a step. ``samples``: the global batch size of the step."""
         self._times.append(times)
         self._samples.append(samples)
+        self._about_s += _step_s(times)
+        while len(self._times) > MAX_WINDOW or (
+            len(self._times) > MIN_WINDOW and self._about_s - _step_s(self._times[0]) >= WINDOW_S
+        ):
+            self._about_s -= _step_s(self._times.popleft())
+            self._samples.popleft()
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
         """Add ``exposed_s`` of all workers in the previous step, in seconds; the minimum counts as communication."""
         self._comm_s.append(min(of_all_ranks))
+        while len(self._comm_s) > len(self._times):
+            self._comm_s.popleft()
 
     @property
     def step_s(self) -> float:
@@ -73,7 +91,7 @@ class Window:
 
         Hang detection derives its deadline from the median, because a single long step must not extend the deadline.
         """
-        return median(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
+        return median(map(_step_s, self._times)) if self._times else 0.0
 
     @property
     def samples_per_s(self) -> float:
@@ -83,7 +101,7 @@ class Window:
 
     @property
     def _spent_s(self) -> float:
-        return sum(t.data_s + t.compute_s + t.exposed_s for t in self._times)
+        return sum(map(_step_s, self._times))
 
     def measure(self, rank: int, device: str, share: int) -> RankMeasure:
         """Return the mean times of this rank for the run's report. ``share``: local batch size of the rank.
@@ -109,3 +127,7 @@ class Window:
             backward_s=mean.backward_s,
             sum_s=mean.sum_s,
         )
+
+
+def _step_s(times: Times) -> float:
+    return times.data_s + times.compute_s + times.exposed_s

@@ -16,6 +16,11 @@ HOST_BANDWIDTH_Bps = 10e9
 """Bandwidth of one thread that copies within main memory."""
 DISK_BANDWIDTH_Bps = 5e8
 """Disk bandwidth of a node in bytes per second, assumed to be that of a SATA SSD (limit: 600 MB/s, Serial ATA 3.0)."""
+MADE_BY_RANK = 0.9
+"""Minimum part of the time to make a batch that a step waits if the rank itself makes its batches between steps."""
+LEAST_COMPUTING = 0.1
+"""Minimum part of a measured computing time that counts as computing, however long its batch took to make. The time to
+make a batch in a thread of the rank includes the time in which the rank had the core."""
 
 
 @dataclass(frozen=True)
@@ -175,5 +180,22 @@ def fetching(
         device_s=nbytes / device.host_bandwidth_Bps if gpu else 0.0,
         workers=workers_of(threads or cores) if by_program else 1,
         processes=by_program,
-        busy_s=0.0 if gpu else (making_s + memory_s) / max(1.0, cores),
+        busy_s=0.0 if gpu else delay_s(making_s + memory_s, cores),
     )
+
+
+def delay_s(fetch_s: float, cores: float) -> float:
+    """Return the seconds by which ``fetch_s`` seconds of preparing input delay the computing on the same ``cores``."""
+    return fetch_s / max(1.0, cores)
+
+
+def undelayed_s(compute_s: float, data_s: float, fetch_s: float, cores: float) -> float:
+    """Return the seconds of a measured step that predictions count as computing, on the CPUs of a rank.
+
+    ``compute_s``, ``data_s``: measured seconds of computing, and of waiting for input. ``fetch_s``: seconds to make a
+    batch, in the rank itself or beside it. Predictions add ``delay_s`` to the computing. If workers made the batch, the
+    measured computing includes their delay. If the rank did (``data_s`` is as long as ``fetch_s``), the input took all
+    of this time. In both cases, the result plus the delay is the measured time, so that the delay does not count twice.
+    """
+    shown_s = data_s if data_s >= MADE_BY_RANK * fetch_s else min(data_s, delay_s(fetch_s, cores))
+    return max(compute_s + shown_s - delay_s(fetch_s, cores), LEAST_COMPUTING * compute_s)

@@ -157,7 +157,7 @@ class RankTotal(Record):
     """The total times of one rank in seconds, over all launches of the ranks.
 
     ``place`` identifies the rank: ``<pod name>/<local rank>``. Each progress update of the rank adds the number of new
-    steps, multiplied by the mean times of its last 50 steps.
+    steps, multiplied by the mean times of its last steps.
     """
 
     place: str
