@@ -53,10 +53,8 @@ from dljob.scheduling.assignment import (
     Option,
     assign,
     assign_all,
-    free_devices,
-    left_for,
-    part_of,
 )
+from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Signature = tuple[tuple[str, int], ...]

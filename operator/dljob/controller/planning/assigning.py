@@ -29,8 +29,8 @@ from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import MIN_BETWEEN_S, lets_move, may_move
-from dljob.scheduling.assignment import Candidate, Held, Option, assign_all, free_devices, left_for, part_of
-from dljob.scheduling.parts import device_parts
+from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
+from dljob.scheduling.parts import device_parts, free_devices, left_for, part_of
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
