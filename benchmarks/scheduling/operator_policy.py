@@ -396,4 +396,4 @@ FLOORS: dict[str, Callable[[float], Operator]] = {
     f"{ALL_JOBS}, {knows}": partial(lambda knows, noise: Operator(spread_of(noise), all_jobs=True, knows=knows), knows)
     for knows in (Knowledge.RUN_TIMES, Knowledge.ARRIVALS)
 }
-"""The same decisions as ``ALL_JOBS``. Their forecasts know the truth, and show which errors are inevitable."""
+"""The same decisions as ``ALL_JOBS``. Their forecasts know the truth, and show which errors ignorance causes."""
