@@ -52,7 +52,7 @@ def joint_jobs(
 
 
 class Knowledge(StrEnum):
-    """What a forecaster knows. The second and the third one show which error the first one cannot avoid."""
+    """What a forecaster knows. The others show which errors of the first one ignorance causes."""
 
     PREDICTIONS = "predictions"
     RUN_TIMES = "true run times"
