@@ -1,6 +1,7 @@
 """Compare the operator's scheduling with other policies on job streams.
 
-    python -m benchmarks.scheduling [--seeds 5] [--jobs 160] [--load 1.0] [--noise 0.2] [--policy NAME] [--check]
+    python -m benchmarks.scheduling [--seeds 5] [--first-seed 0] [--jobs 160] [--load 1.0] [--noise 0.2] [--policy NAME]
+        [--floors] [--check]
 
 All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
 these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
@@ -17,7 +18,7 @@ from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling import foresight
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
-from benchmarks.scheduling.operator_policy import POLICIES, TODAY, Operator
+from benchmarks.scheduling.operator_policy import FLOORS, POLICIES, TODAY, Operator
 from benchmarks.scheduling.simulator import Policy, simulate
 from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 
@@ -46,6 +47,7 @@ def run_operator(
     each = []
     for jobs in streams:
         policy = make(noise)
+        policy.joint.stream = jobs
         result = simulate(jobs, policy, DEVICES)
         found.append(foresight.accuracy(policy.foresight, result))
         each.append(measures(result, DEVICES))
@@ -91,14 +93,18 @@ def goals(name: str, found: dict[str, Measures]) -> list[Figure]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="number of streams")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first stream")
     parser.add_argument("--jobs", type=int, default=160, help="jobs of a stream")
     parser.add_argument("--load", type=float, default=1.0, help="factor of the jobs' device-hours")
     parser.add_argument("--noise", type=float, default=NOISE, help="sigma of log(true run time / predicted)")
     parser.add_argument("--policy", action="append", help="simulate only this policy; may be repeated")
+    parser.add_argument("--floors", action="store_true", help="also simulate forecasters that know the truth")
     parser.add_argument("--check", action="store_true", help="fail if a goal is missed")
     given = parser.parse_args()
-    streams = [stream(seed, given.jobs, given.load, given.noise) for seed in range(given.seeds)]
-    foreseen: dict[str, list[foresight.Accuracy]] = {name: [] for name in POLICIES}
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    streams = [stream(seed, given.jobs, given.load, given.noise) for seed in seeds]
+    operators = {**POLICIES, **(FLOORS if given.floors else {})}
+    foreseen: dict[str, list[foresight.Accuracy]] = {name: [] for name in operators}
     policies: dict[str, Callable[[], list[Measures]]] = {
         FCFS: lambda: run(fcfs, streams),
         EDF: lambda: run(edf, streams),
@@ -107,7 +113,7 @@ def main() -> int:
         CLAIRVOYANT: lambda: clairvoyant(streams),
         **{
             name: lambda name=name, make=make: run_operator(make, streams, given.noise, foreseen[name])  # type: ignore[misc]
-            for name, make in POLICIES.items()
+            for name, make in operators.items()
         },
     }
     if unknown := set(given.policy or ()) - policies.keys():
@@ -117,7 +123,7 @@ def main() -> int:
     print(f"{'policy':22} " + " ".join(f"{head:>{width}}" for head, width in zip(HEADS, widths, strict=True)))
     found: dict[str, Measures] = {}
     for name, simulated in policies.items():
-        if not given.policy or name in given.policy:
+        if not given.policy or name in given.policy or (given.floors and name in FLOORS):
             found[name] = median(simulated())
             print(row(name, found[name]), flush=True)
     judged = {name: goals(name, found) for name in POLICIES if name in found}

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import exp
 
 from benchmarks.scheduling.foresight import Foresight
+from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs
 from benchmarks.scheduling.simulator import Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
@@ -53,10 +55,8 @@ from dljob.scheduling.assignment import (
     Option,
     assign,
     assign_all,
-    free_devices,
-    left_for,
-    part_of,
 )
+from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Signature = tuple[tuple[str, int], ...]
@@ -117,6 +117,8 @@ class Operator:
     moved_s: dict[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     foresight: Foresight = field(default_factory=Foresight)
+    joint: JointForesight = field(default_factory=JointForesight)
+    knows: Knowledge = Knowledge.PREDICTIONS
 
     def __post_init__(self) -> None:
         for node in view().nodes:
@@ -220,10 +222,20 @@ class Operator:
 
     def _foresee(self, now_s: float, active: Sequence[State], states: Mapping[str, State]) -> None:
         """Forecast the starts of the jobs that begin to wait now."""
-        for state in active:
-            self.foresight.arrived(state.job, self._waiter(state, states))
         waiting = [state for state in active if state.job.name not in self.placed]
+        for state in active:
+            if self.all_jobs:
+                self.joint.arrived(state, options(state), self.spread)
+            else:
+                self.foresight.arrived(state.job, self._waiter(state, states))
+        self.joint.learn(now_s, [state.job.name for state in waiting])
         if all(state.job.name in self.foresight.start for state in waiting):
+            return
+        if self.all_jobs:
+            queue = sorted(active, key=lambda state: self._queued(state, states).place)
+            jobs = joint_jobs(now_s, queue, options, lambda each: self._held(now_s, each), self.moved_s, self.spread)
+            for name, start in self.joint.forecast(now_s, jobs, free_devices(self.ledger.view()), self.knows).items():
+                self.foresight.note(name, now_s, start)
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
         starts_up = start_up(START_S for name in self.placed if states[name].left < 1)
@@ -306,8 +318,6 @@ class Operator:
         rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S
         return Held(held, left_s, movable=rested and left_s >= MIN_LEFT_S)
 
-    # Growth
-
     def _grow(self, now_s: float, active: Sequence[State]) -> None:
         """Move running jobs to better plans, one after another, while no job waits."""
         for state in active:
@@ -382,3 +392,8 @@ POLICIES: dict[str, Callable[[float], Operator]] = {
 }
 """``dljob``: the operator's default. ``dljob, all jobs``: with the chart value queue.assignment: Together. ``dljob,
 finishBy``: the default, for jobs whose deadlines are in their specs."""
+FLOORS: dict[str, Callable[[float], Operator]] = {
+    f"{ALL_JOBS}, {knows}": partial(lambda knows, noise: Operator(spread_of(noise), all_jobs=True, knows=knows), knows)
+    for knows in (Knowledge.RUN_TIMES, Knowledge.ARRIVALS)
+}
+"""The same decisions as ``ALL_JOBS``. Their forecasts know the truth, and show which errors ignorance causes."""

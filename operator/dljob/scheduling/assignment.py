@@ -14,13 +14,11 @@ Jobs of a higher priority are assigned first, as if the others did not exist.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import combinations, groupby
 
-from dljob.cluster import ClusterView
 from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
-from dljob.scheduling.reservations import Reservation, without_reserved
 
 MIN_EXCHANGE = 1.2
 """Smallest factor by which an exchange of devices between two jobs must increase their sum of 1 / T (T: remaining
@@ -237,25 +235,6 @@ def _repays(
     return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
 
 
-def part_of(view: ClusterView, part: Option) -> ClusterView:
-    """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
-
-    Free devices of ``view`` are assigned, first from the nodes with the most of them, at most ``part.per_node`` from
-    each. If that yields too few, more are assigned from the same nodes. If the whole view has too few free devices of
-    the part's type, all of these are assigned.
-    """
-    fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
-    fitting.sort(key=lambda node: (-node.free_devices, node.name))
-    left, taken = part.devices, Counter[str]()
-    for most in (part.per_node, part.devices):
-        for node in fitting:
-            count = min(left, most - taken[node.name], node.free_devices - taken[node.name])
-            if count > 0:
-                taken[node.name] += count
-                left -= count
-    return ClusterView(tuple(replace(n, free_devices=taken[n.name]) for n in view.nodes if taken[n.name]))
-
-
 def _by_priority(
     jobs: Sequence[Candidate], free: Mapping[str, int], choose: Callable[[Jobs, Mapping[str, int]], Choices]
 ) -> Choices:
@@ -270,20 +249,6 @@ def _by_priority(
         chosen += found
         left = _less(left, found)
     return tuple(chosen)
-
-
-def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
-    """Return ``view`` without the devices of the options ``others`` of other jobs. None in ``others`` is ignored."""
-    return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
-
-
-def free_devices(view: ClusterView) -> dict[str, int]:
-    """Return the number of free GPUs of each type. Nodes that are left out of plans do not count."""
-    free: dict[str, int] = {}
-    for node in view.nodes:
-        if node.is_gpu and node.left_out is None:
-            free[node.device] = free.get(node.device, 0) + node.free_devices
-    return free
 
 
 def in_order(jobs: Jobs, free: Mapping[str, int]) -> Choices:
@@ -303,13 +268,16 @@ def together(jobs: Jobs, free: Mapping[str, int]) -> Choices:
     """
     left = dict(free)
     chosen: list[Option | None] = [None] * len(jobs)
+    ranks = [_ranked(None, options) for options in jobs]
     while True:
         best: tuple[float, int, Option] | None = None
-        for i, options in enumerate(jobs):
-            for new in options:
-                worth = _worth(chosen[i], new, left)
-                if worth > 0 and (best is None or worth > best[0]):
+        for i, ranked in enumerate(ranks):
+            for worth, added, new in ranked:
+                if best is not None and worth <= best[0]:
+                    break
+                if added <= left.get(new.device, 0):
                     best = worth, i, new
+                    break
         if best is None:
             return _exchanged(jobs, chosen)
         _, i, new = best
@@ -317,6 +285,7 @@ def together(jobs: Jobs, free: Mapping[str, int]) -> Choices:
         old, chosen[i] = chosen[i], new
         if old is not None:
             left[old.device] += old.devices
+        ranks[i] = _ranked(new, jobs[i])
 
 
 def total_s(jobs: Jobs, choices: Choices, free: Mapping[str, int]) -> float:
@@ -346,13 +315,22 @@ def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
 
     Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large.
     """
+    fastest: list[dict[tuple[str, int], Option | None]] = [{} for _ in jobs]
+
+    def fastest_on(i: int, other: Option) -> Option | None:
+        """Return the fastest option of job ``i`` on the devices of ``other``."""
+        what = other.device, other.devices
+        if what not in fastest[i]:
+            fastest[i][what] = _fastest(jobs[i], {other.device: other.devices})
+        return fastest[i][what]
+
     for _ in range(len(jobs)):
         changed = False
         for i, j in combinations(range(len(jobs)), 2):
             a, b = chosen[i], chosen[j]
             if a is None or b is None or a.device == b.device:
                 continue
-            first, second = _fastest(jobs[i], {b.device: b.devices}), _fastest(jobs[j], {a.device: a.devices})
+            first, second = fastest_on(i, b), fastest_on(j, a)
             if first is None or second is None:
                 continue
             gained = 1 / first.seconds + 1 / second.seconds
@@ -367,15 +345,27 @@ STARTS_FIRST = 1e30
 """Factor by which the start of a job counts more than the growth of another."""
 
 
-def _worth(old: Option | None, new: Option, left: Mapping[str, int]) -> float:
+def _ranked(old: Option | None, options: tuple[Option, ...]) -> list[tuple[float, int, Option]]:
+    """Return the steps of a job from the option ``old`` that have a value, as (value, added devices, new option).
+
+    The most valuable step comes first. ``old``: None if the job has no devices yet. The value is per added device.
+    Added devices are of the new option's type.
+    """
+    steps = []
+    for new in options:
+        mine = old.devices if old is not None and old.device == new.device else 0
+        worth = _worth(old, new)
+        if worth > 0:
+            steps.append((worth, new.devices - mine, new))
+    steps.sort(key=lambda step: -step[0])
+    return steps
+
+
+def _worth(old: Option | None, new: Option) -> float:
     """Return the value, per added device, of giving a job the option ``new`` in place of ``old``; higher is better.
 
-    ``old``: None if the job has no devices yet. ``left``: number of free devices by type. Return 0 if these are too
-    few, and a negative number if the job would become slower.
+    ``old``: None if the job has no devices yet. The value is negative if the job would become slower.
     """
-    mine = old.devices if old is not None and old.device == new.device else 0
-    if new.devices - mine > left.get(new.device, 0):
-        return 0.0
     if old is None:
         return STARTS_FIRST / (new.seconds * new.devices)
     more = max(0.5, new.devices - old.devices)

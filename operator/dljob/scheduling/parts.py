@@ -1,9 +1,16 @@
-"""Parts of a cluster on which a job is planned to learn how its run time depends on the number of devices."""
+"""Parts of a cluster on which a job is planned.
 
+A job is planned on several parts to learn how its run time depends on the number of devices, and on the part that an
+assignment gives it.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dljob.cluster import ClusterView, Node
+from dljob.scheduling.assignment import Option
+from dljob.scheduling.reservations import Reservation, without_reserved
 
 
 def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
@@ -31,3 +38,36 @@ def device_parts(nodes: Sequence[Node]) -> Iterator[tuple[int, int, ClusterView]
         if own[0].is_gpu:
             part = [replace(node, free_devices=min(node.free_devices, devices)) for node in part]
         yield count, devices, ClusterView(tuple(part))
+
+
+def part_of(view: ClusterView, part: Option) -> ClusterView:
+    """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
+
+    Free devices of ``view`` are assigned, first from the nodes with the most of them, at most ``part.per_node`` from
+    each. If that yields too few, more are assigned from the same nodes. If the whole view has too few free devices of
+    the part's type, all of these are assigned.
+    """
+    fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
+    fitting.sort(key=lambda node: (-node.free_devices, node.name))
+    left, taken = part.devices, Counter[str]()
+    for most in (part.per_node, part.devices):
+        for node in fitting:
+            count = min(left, most - taken[node.name], node.free_devices - taken[node.name])
+            if count > 0:
+                taken[node.name] += count
+                left -= count
+    return ClusterView(tuple(replace(n, free_devices=taken[n.name]) for n in view.nodes if taken[n.name]))
+
+
+def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
+    """Return ``view`` without the devices of the options ``others`` of other jobs. None in ``others`` is ignored."""
+    return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
+
+
+def free_devices(view: ClusterView) -> dict[str, int]:
+    """Return the number of free GPUs of each type. Nodes that are left out of plans do not count."""
+    free: dict[str, int] = {}
+    for node in view.nodes:
+        if node.is_gpu and node.left_out is None:
+            free[node.device] = free.get(node.device, 0) + node.free_devices
+    return free

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from math import inf
 
 import pytest
+from benchmarks.scheduling.joint_foresight import joint_jobs
 from benchmarks.scheduling.measures import measures
 from benchmarks.scheduling.simulator import Run, State, simulate
 from benchmarks.scheduling.workload import MODELS, START_S, Job
+
+from dljob.scheduling.assignment import Held
 
 
 def job(name: str, arrival_s: float, noise: float = 1.0) -> Job:
@@ -51,3 +54,14 @@ def test_a_move_costs_a_restart_and_no_progress() -> None:
 def test_more_devices_than_the_pool_has_are_an_error() -> None:
     with pytest.raises(AssertionError, match="2 devices are used of 1"):
         simulate([job("a", 0.0), job("b", 0.0)], Script(most=2), 1)
+
+
+def test_forecasts_know_the_noise_only_of_jobs_that_train() -> None:
+    trains, waits = State(job("trains", 0.0, noise=2.0), left=0.5), State(job("waits", 90.0, noise=2.0))
+
+    def held(state: State) -> Held:
+        return Held({"t4": 1}, 100.0) if state is trains else Held({})
+
+    found = joint_jobs(100.0, [trains, waits], lambda state: (), held, {"trains": 60.0}, 1.3)
+    assert [(each.factor, each.spread) for each in found] == [(2.0, 1.1), (1.0, 1.3)]
+    assert (found[0].starting_s, found[0].rest_s) == (START_S - 40.0, 560.0)

@@ -12,16 +12,13 @@ from dljob.scheduling.assignment import (
     Option,
     assign,
     assign_all,
-    free_devices,
     in_order,
-    left_for,
     movers,
-    part_of,
     share,
     together,
     total_s,
 )
-from dljob.scheduling.parts import sizes
+from dljob.scheduling.parts import free_devices, left_for, part_of, sizes
 
 OPTIONS = st.builds(
     Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)

@@ -17,8 +17,8 @@ from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
 from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
-from dljob.controller.planning.assigning import Assigning, Share
 from dljob.controller.planning.growing import Turns, matters_to
+from dljob.controller.planning.joint.assigning import Assigning, Share
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
@@ -85,9 +85,10 @@ class Planning:
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
         self._reserving = Reserving(cache, self._book, clock)
-        self._outlooks = Outlooks(cache, self._book, self._queue, self._reserving.plans, metrics, clock, now)
         self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
+        plans, queue = self._reserving.plans, self._assigning.queue
+        self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, queue)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
         self._measurements = measurements or FirstMeasurements(clock)

@@ -37,7 +37,9 @@ from dljob.scheduling import (
     start_up,
     without_reserved,
 )
+from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import MAX_FORECAST, WINDOW_S
+from dljob.scheduling.forecasting.joint_forecast import JointQueue, forecast_jointly
 from dljob.status import previous
 
 log = logging.getLogger("dljob")
@@ -87,9 +89,17 @@ class Outlooks:
         metrics: Metrics,
         clock: Callable[[], float],
         now: Callable[[], datetime],
+        joint: Callable[[Mapping[JobKey, ParsedJob], float], JointQueue | None] = lambda waiting, start_s: None,
     ) -> None:
+        """``joint``: returns the jobs to which devices are assigned together, of those that wait and those that run.
+
+        Its second argument is the time from new pods to the first step. None: jobs are planned one after another.
+        """
         self._cache, self._book, self._queue, self._pods, self._metrics = cache, book, queue, pods, metrics
-        self._clock, self._now = clock, now
+        self._clock, self._now, self._joint = clock, now, joint
+        self._calibration = Calibration()
+        self._first: dict[JobKey, tuple[float, Interval]] = {}
+        """For each waiting job in a joint assignment: when its wait was first forecast, and that wait."""
         self._alone: dict[JobKey, _Alone] = {}
         self._plans = PossiblePlans(clock)
         self._whole: ClusterView | None = None
@@ -216,13 +226,18 @@ class Outlooks:
         return news
 
     def forget_others(self, waiting: Mapping[JobKey, ParsedJob]) -> None:
-        """Forget all jobs that are not in ``waiting``."""
+        """Forget all jobs that are not in ``waiting``. Learn from the waits of those that have devices now."""
+        for key in self._first.keys() - waiting.keys():
+            made_s, wait = self._first.pop(key)
+            if self._queue.holds_devices(key):
+                self._calibration.note(wait, self._clock() - made_s)
         for state in (self._alone, self._found, self._queue.run_p90_s):
             for gone in state.keys() - waiting.keys():
                 del state[gone]
         self._news &= waiting.keys()
 
     def forget_all(self) -> None:
+        self._first.clear()
         self.forget_others({})
         self._plans.clear()
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
@@ -243,11 +258,17 @@ class Outlooks:
     async def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
         waiters = {key: waiter for key in line if (waiter := self._waiter(key, waiting[key])) is not None}
         holders, starts_up = self._holders()
+        queue = self._joint(waiting, starts_up.p50)
+        together = {job.key for job in queue.jobs} if queue is not None else set()
         # The thread reads only immutable values. Health checks and completion do not wait for it.
-        found = await asyncio.to_thread(
-            forecast, self._cache.ledger.view(), holders, list(waiters.values()), self._queue.shares,
-            self._recent(waiters), starts_up,
-        )  # fmt: skip
+        found: dict[JobKey, Forecast] = {}
+        if waiters.keys() - together:
+            found = await asyncio.to_thread(
+                forecast, self._cache.ledger.view(), holders, list(waiters.values()), self._queue.shares,
+                self._recent(waiters), starts_up,
+            )  # fmt: skip
+        if queue is not None:
+            found = {**found, **self._calibrated(await asyncio.to_thread(forecast_jointly, queue))}
         news, now = [], self._now()
         self._queue.sorted_as(line)
         for place, key in enumerate(line, 1):
@@ -264,6 +285,14 @@ class Outlooks:
         starts = [found[key].start for key in line if key in found and isfinite(found[key].start.p90)]
         self._metrics.forecast(starts, len(line) - len(starts))
         return tuple(news)
+
+    def _calibrated(self, found: Mapping[JobKey, Forecast]) -> dict[JobKey, Forecast]:
+        """Return forecasts with bounds that follow from earlier errors. Note the first forecast of each job."""
+        calibrated = {}
+        for key, each in found.items():
+            self._first.setdefault(key, (self._clock(), each.start))
+            calibrated[key] = self._calibration.forecast(each)
+        return calibrated
 
     def _shown_place(self, key: JobKey) -> int | None:
         """Return the place in the queue that the job's status shows; None if it shows none."""

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 import dlcontract
 from dljob.cluster import ClusterView
 from dljob.controller.planning.parsed_objects import Profiles
@@ -11,10 +13,11 @@ from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, STATEFUL_SET
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.scheduling.forecasting.calibration import OFFSET_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Json, Operator
 from support.servers.fake_api import FakeCluster
-from support.virtual_time import run
+from support.virtual_time import now_s, run
 
 A100 = "NVIDIA-A100-SXM4-80GB"
 LONG: Json = {
@@ -216,3 +219,35 @@ def test_job_that_comes_alone_may_use_all_devices() -> None:
         assert found["plan"]["number"] == 1 and operator.planning._assigning.of(only) is None
 
     together({"n1": T4, "n2": A100}, body)
+
+
+def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        outlooks = operator.planning._outlooks
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **OTHER)
+        await operator.watch(45.0)
+        assert operator.planned(second) == "DeviceBusy"
+        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None and [job.key for job in queue.jobs] == [first, second]
+        running, waiting = queue.jobs
+        assert running.held.devices == {T4: 4} and waiting.held.devices == {} and queue.free[T4] == 0
+        outlook, left_s = operator.planning.outlook(second), running.held.left_s
+        assert outlook is not None and outlook.earliest is not None and outlook.start is not None
+        assert (outlook.start - operator.now).total_seconds() == pytest.approx(left_s, rel=0.2)
+        assert outlook.earliest < outlook.start and (outlook.latest is None or outlook.start < outlook.latest)
+        made_s, forecast = outlooks._first[second]
+        before = list(outlooks._calibration._high)
+        await operator.watch(60.0)
+        assert list(outlooks._calibration._high) == before  # It still waits.
+        await cluster.edit(first, suspend=True)
+        await operator.watch(2.0)
+        await remove_pods(cluster, operator, first)
+        assert operator.planned(second) == "Planned" and second not in outlooks._first
+        wait_s, learned = now_s() - made_s, list(outlooks._calibration._high)
+        assert learned[:-1] == before
+        assert learned[-1] == pytest.approx((wait_s + OFFSET_S) / (forecast.p90 + OFFSET_S), rel=0.2)
+
+    together({"n1": T4}, body, gpus=4)

@@ -9,8 +9,8 @@ deadline or must not restart do not.
 """
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -18,36 +18,33 @@ from math import inf
 from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
+from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
+from dljob.controller.planning.joint.options import Known, KnownOptions
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import RoomFor
-from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import MIN_BETWEEN_S, lets_move, may_move
-from dljob.scheduling.assignment import Candidate, Held, Option, assign_all, free_devices, left_for, part_of
-from dljob.scheduling.parts import device_parts
+from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
+from dljob.scheduling.forecasting.forecast import WINDOW_S
+from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
+from dljob.scheduling.forecasting.joint_simulation import Ending, JointJob
+from dljob.scheduling.parts import free_devices, left_for, part_of
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
 """Maximum number of waiting jobs, and of running jobs, to which devices are assigned. Others are planned alone."""
-MAX_DEVICE_TYPES = 4
-MAX_KNOWN = 512
-"""Maximum number of requests (jobs with equal specs, on an equal cluster) whose options are stored."""
-OPTIONS_S = 600.0
-"""Seconds after which a job's options (plans on devices of one type) are made again: labels of nodes may change."""
 LOOK_S = 10.0
 """Seconds between two assignments of running jobs."""
 OBEY_S = 90.0
 """Seconds after which an order that a running job moves is dropped if the job's reconcile has not carried it out."""
 AGAIN_S = 60.0
 """Seconds after which an assignment is repeated although the same jobs run and wait: running jobs progress."""
-MAX_OF_LEAST = 1.1
-"""Largest energy (or cost) of an option relative to the job's best option, if the job minimizes energy (or cost)."""
 
 log = logging.getLogger("dljob")
 
@@ -113,8 +110,11 @@ class Assigning:
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, _Running] = {}
-        self._options: OrderedDict[Hashable, tuple[float, tuple[Option, ...]]] = OrderedDict()
-        """For each request, the time when its options were made, and the options for the whole training."""
+        self._options = KnownOptions(cache, clock)
+        self._known: dict[JobKey, Known] = {}
+        """The options of the jobs in the last assignment."""
+        self._seen: dict[JobKey, tuple[Known, int]] = {}
+        """The options and the priority of the jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, _Order] = {}
         self._refused_s: dict[JobKey, float] = {}
@@ -131,7 +131,8 @@ class Assigning:
         self._running.pop(key, None)
         rests = self._clock() - self._refused_s.get(key, -inf) < MIN_BETWEEN_S
         # A job with a deadline is planned for it. It does not move for the sake of others.
-        takes_part = _takes_part(parsed) and not _has_deadline(parsed) and lets_move(parsed)
+        has_deadline = parsed.spec is not None and parsed.spec.scheduling.finish_by is not None
+        takes_part = _takes_part(parsed) and not has_deadline and lets_move(parsed)
         movable = takes_part and not rests and may_move(parsed, self._now())
         if not movable:
             self._orders.pop(key, None)
@@ -152,7 +153,7 @@ class Assigning:
     def room_for(self, key: JobKey) -> RoomFor | None:
         """Return the jobs that need the devices of a running job that is to move.
 
-        Return None if it moves only for its own gain, and if it is not to move.
+        Return None if it moves only for its own gain, or not at all.
         """
         return self._orders[key].room if self.moves(key) else None
 
@@ -161,7 +162,15 @@ class Assigning:
             state.pop(key, None)
 
     def forget_all(self) -> None:
-        for state in (self._running, self._shares, self._orders, self._refused_s, self._options):
+        for state in (
+            self._running,
+            self._shares,
+            self._orders,
+            self._refused_s,
+            self._known,
+            self._seen,
+            self._options,
+        ):
             state.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
@@ -240,6 +249,57 @@ class Assigning:
             if job is None or stops(job) or (known is not None and known.uid != job.uid):
                 self.forget(key)
 
+    def queue(self, waiting: Mapping[JobKey, ParsedJob], start_s: float) -> JointQueue | None:
+        """Return the jobs that took part in the last assignment, as they are now, for a forecast of their starts.
+
+        Return None if devices are not assigned together. ``waiting``: the jobs without devices, as they are planned.
+        ``start_s``: seconds from the start of pods to the first step.
+        """
+        if not self._on:
+            return None
+        running = {key: each.question for key, each in self._running.items()}
+        everyone = {key: each for key, each in {**waiting, **running}.items() if key in self._known}
+        line = sorted(everyone.items(), key=lambda item: self._queue.job(item[1]).place)
+        jobs = []
+        for key, question in sorted(line, key=lambda item: -self._priority(item[1])):
+            known, share, seen = self._known[key], self._shares.get(key), self._cache.job(key)
+            options = self._left(key, known.options, running=key in running)
+            if seen is None or not options:
+                continue
+            job = JointJob(key, self._priority(question), options, known.spread)
+            if key in running and self._is_moving(key) and share is not None and share.part is not None:
+                job = moved(job, share.part, start_s)
+            elif key in running:
+                rest_s = MIN_BETWEEN_S - (self._clock() - self._refused_s.get(key, -inf))
+                job = held_by(job, self._held(key), previous(seen), self._now(), start_s, rest_s)
+            jobs.append(job)
+        keys = {job.key for job in jobs}
+        free = Counter(free_devices(self._view_without(keys)))
+        for job in jobs:
+            free.subtract(job.held.devices)
+        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys))
+
+    def _recent(self) -> list[RecentJoint]:
+        """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
+        found, now = [], self._now()
+        for key, (known, priority) in list(self._seen.items()):
+            job = self._cache.job(key)
+            age_s = (now - job.created).total_seconds() if job is not None else WINDOW_S
+            if age_s >= WINDOW_S:
+                del self._seen[key]
+            elif age_s >= 0:
+                found.append(RecentJoint(age_s, JointJob(key, priority, known.options, known.spread)))
+        return found
+
+    def _endings(self, taking_part: set[JobKey]) -> list[Ending]:
+        """Return when the jobs that hold devices and do not take part will give them up."""
+        others = [each for each in self._cache.jobs() if each.key not in taking_part]
+        return [
+            Ending(0.0 if stops(job) else remaining(previous(job)).p50, planned_devices(self._plans.known(job.key)))
+            for job in others
+            if self._queue.holds_devices(job.key)
+        ]
+
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
         """Assign devices to the waiting jobs and to the running jobs that take part, and store their shares.
 
@@ -253,14 +313,20 @@ class Assigning:
         running = {key: self._running[key].question for key in staying}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
-        shape = _shape(self._view_without({job.key for job in self._cache.jobs()}))
+        whole = self._view_without({job.key for job in self._cache.jobs()})
+        known = dict[JobKey, Known]()
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
         for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
-            options = self._left(key, await self._options_of(key, question, shape, ask), running=key in running)
+            known[key] = await self._options.of(key, question, whole, ask)
+            options = self._left(key, known[key].options, running=key in running)
             if options:
                 keys.append(key)
                 jobs.append(Candidate(self._priority(question), options))
                 held.append(self._held(key) if key in running else Held({}))
+        self._known = known
+        self._seen.update(
+            (key, (each, self._priority(question))) for key, question in everyone for each in [known[key]]
+        )
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         if orders:
             before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
@@ -308,13 +374,10 @@ class Assigning:
         return 2 * job.priority + (job.latest_start is not None)
 
     def _held(self, key: JobKey) -> Held:
-        pods, job = self._plans.known(key), self._cache.job(key)
-        if pods is None or job is None:
+        job, devices = self._cache.job(key), planned_devices(self._plans.known(key))
+        if not devices or job is None:
             return Held({})
-        devices = Counter[str]()
-        for group in pods.groups:
-            devices[group.device] += group.nodes * group.ranks_per_node
-        return Held(dict(devices), remaining(previous(job)).p50, self._running[key].movable)
+        return Held(devices, remaining(previous(job)).p50, self._running[key].movable)
 
     def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
         """Return the options of a job with the seconds of its remaining training instead of the whole training.
@@ -329,71 +392,8 @@ class Assigning:
         factor = left_part(status, running=running) * slowdown(status)
         return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in options)
 
-    async def _options_of(self, key: JobKey, question: ParsedJob, shape: Hashable, ask: Ask) -> tuple[Option, ...]:
-        """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
-
-        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: key for the shape of the cluster,
-        with which options are stored.
-        """
-        request = (
-            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
-        )  # fmt: skip
-        known = self._options.get(request)
-        if known is not None and self._clock() - known[0] < OPTIONS_S:
-            self._options.move_to_end(request)
-            return known[1]
-        found = await self._found(
-            question, usable_nodes(question, self._view_without({job.key for job in self._cache.jobs()})), ask
-        )
-        self._options[request] = (self._clock(), found)
-        self._options.move_to_end(request)
-        while len(self._options) > MAX_KNOWN:
-            self._options.popitem(last=False)
-        return found
-
-    async def _found(self, question: ParsedJob, whole: ClusterView, ask: Ask) -> tuple[Option, ...]:
-        """Ask the planner for plans on 1, 2, 4, … devices of each GPU type, and return them as options.
-
-        Leave out an option that is not faster than a smaller one, or that takes more than ``MAX_OF_LEAST`` times the
-        least energy (or cost), if the job minimizes it.
-        """
-        asked = replace(question, accepted=None, report=None)
-        found: list[tuple[Option, float]] = []
-        types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
-        for device in types[:MAX_DEVICE_TYPES]:
-            best_s = inf
-            for count, per_node, view in device_parts([node for node in whole.nodes if node.device == device]):
-                plan = await ask(asked, view)
-                if not isinstance(plan, StoredPlan) or plan.new_nodes:
-                    continue
-                used = sum(group.nodes * group.ranks_per_node for group in plan.groups)
-                predicted = plan.status.predicted
-                # A plan that uses less than is free is that of a smaller size.
-                if used == count * per_node and 0 < predicted.total_seconds < best_s:
-                    best_s = predicted.total_seconds
-                    found.append((Option(device, count, per_node, best_s), _expense(question, plan)))
-        least = min((expense for _, expense in found), default=0.0)
-        return tuple(option for option, expense in found if expense <= MAX_OF_LEAST * least)
-
 
 def _takes_part(question: ParsedJob) -> bool:
     """Return True if the job's plan will run, and the operator (not the user or Kueue) chooses its devices."""
     spec = question.spec
     return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups
-
-
-def _has_deadline(question: ParsedJob) -> bool:
-    return question.spec is not None and question.spec.scheduling.finish_by is not None
-
-
-def _expense(question: ParsedJob, plan: StoredPlan) -> float:
-    """Return the predicted energy (J), cost or carbon (g) of a plan, if the job minimizes it; otherwise 0."""
-    assert question.spec is not None
-    return plan.status.predicted.expense(question.spec.objective.minimize) or 0.0
-
-
-def _shape(view: ClusterView) -> Hashable:
-    """Return a key for the shape of the cluster: how many nodes have which device type and number of free devices.
-
-    Options are the same on clusters of the same shape."""
-    return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())

@@ -1,0 +1,113 @@
+"""Forecasts with the policy ``dljob, all jobs``: what the operator knows of the jobs, for ``forecast_jointly``."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from benchmarks.scheduling.simulator import State
+from benchmarks.scheduling.workload import START_S, Job
+
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S
+from dljob.scheduling import Interval
+from dljob.scheduling.assignment import Held, Option
+from dljob.scheduling.forecasting.calibration import Calibration
+from dljob.scheduling.forecasting.forecast import WINDOW_S
+from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint, forecast_jointly
+from dljob.scheduling.forecasting.joint_simulation import Costs, JointArrival, JointJob, simulate_joint
+from dljob.scheduling.pace import MEASURED_P90
+
+COSTS = Costs(START_S, START_S, MIN_BETWEEN_S, MIN_BETWEEN_S)
+
+
+def joint_jobs(
+    now_s: float,
+    line: Sequence[State],
+    options: Callable[[State], tuple[Option, ...]],
+    held: Callable[[State], Held],
+    moved_s: Mapping[str, float],
+    spread: float,
+) -> list[JointJob]:
+    """Return the jobs of a queue as the operator knows them. ``spread``: 90th percentile of run times / median.
+
+    A job that trains has a measured step time, which shows its noise. ``moved_s``: when a job that holds devices got
+    them.
+    """
+    found = []
+    for state in line:
+        measured, mine = state.left < 1, held(state)
+        since_s = now_s - moved_s[state.job.name] if mine.devices else 0.0
+        found.append(
+            JointJob(
+                (state.job.namespace, state.job.name),
+                0,
+                options(state),
+                min(spread, MEASURED_P90) if measured else spread,
+                mine,
+                rest_s=max(0.0, MIN_BETWEEN_S - since_s),
+                starting_s=max(0.0, START_S - since_s) if mine.devices else 0.0,
+                factor=state.job.noise if measured else 1.0,
+            )
+        )
+    return found
+
+
+class Knowledge(StrEnum):
+    """What a forecaster knows. The others show which errors of the first one ignorance causes."""
+
+    PREDICTIONS = "predictions"
+    RUN_TIMES = "true run times"
+    ARRIVALS = "true run times and arrivals"
+
+
+@dataclass
+class JointForesight:
+    """Forecasts of one simulation, made by the operator's code. Times in seconds of the simulation."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    seen: dict[str, tuple[float, JointJob]] = field(default_factory=dict)
+    """The moment at which each job arrived, and the job as it was then."""
+    first: dict[str, tuple[float, Interval]] = field(default_factory=dict)
+    """For each waiting job: when its wait was first forecast, and that wait."""
+    stream: Sequence[Job] = ()
+    """All jobs of the simulation. Only a forecaster that knows the truth may read them."""
+
+    def arrived(self, state: State, options: tuple[Option, ...], spread: float) -> None:
+        job = JointJob((state.job.namespace, state.job.name), 0, options, spread)
+        self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
+
+    def learn(self, now_s: float, waiting: Collection[str]) -> None:
+        """Learn from the jobs that have started."""
+        for name in self.first.keys() - set(waiting):
+            made_s, wait = self.first.pop(name)
+            self.calibration.note(wait, now_s - made_s)
+
+    def forecast(
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge
+    ) -> dict[str, Interval]:
+        """Return the forecast wait of each waiting job."""
+        if knows is not Knowledge.PREDICTIONS:
+            return self._with_truth(now_s, jobs, free, arrivals=knows is Knowledge.ARRIVALS)
+        recent = [RecentJoint(now_s - at_s, job) for at_s, job in self.seen.values() if now_s - at_s < WINDOW_S]
+        found = forecast_jointly(JointQueue(jobs, free, COSTS, recent))
+        for (_, name), each in found.items():
+            self.first.setdefault(name, (now_s, each.start))
+        return {name: self.calibration.forecast(each).start for (_, name), each in found.items()}
+
+    def _with_truth(
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], *, arrivals: bool
+    ) -> dict[str, Interval]:
+        """Return the wait of each waiting job as the rule gives it for true run times, and perhaps true arrivals."""
+        noise = {job.name: job.noise for job in self.stream}
+        true = [1.0 if job.factor != 1.0 else noise[job.key[1]] for job in jobs]
+        later = [
+            JointArrival(job.arrival_s - now_s, JointJob((job.namespace, job.name), 0, options(job)))
+            for job in self.stream
+            if arrivals and job.arrival_s > now_s
+        ]
+        found = simulate_joint(jobs, [*true, *(noise[each.job.key[1]] for each in later)], free, COSTS, later)
+        return {name: Interval(wait_s, wait_s, wait_s) for (_, name), (wait_s, _) in found.items()}
+
+
+def options(job: Job) -> tuple[Option, ...]:
+    """Return the options of a job's whole training, as predicted."""
+    return tuple(Option(use.device, use.nodes, use.devices // use.nodes, use.seconds) for use in job.uses)

@@ -1,0 +1,1 @@
+"""Assign devices to all jobs together, and forecast when the waiting ones start."""

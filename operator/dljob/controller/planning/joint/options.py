@@ -1,0 +1,105 @@
+"""The options of jobs for an assignment: their plans on several numbers of devices of each GPU type."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from math import inf
+
+from dljob.cluster import ClusterView
+from dljob.controller.planning.growing import usable_nodes
+from dljob.controller.planning.queueing import Ask
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import run_p90_s
+from dljob.kube import Cache, JobKey
+from dljob.reconcile import ParsedJob
+from dljob.scheduling.assignment import Option
+from dljob.scheduling.parts import device_parts
+
+MAX_DEVICE_TYPES = 4
+MAX_KNOWN = 512
+"""Maximum number of requests (jobs with equal specs, on an equal cluster) whose options are stored."""
+OPTIONS_S = 600.0
+"""Seconds after which a job's options (plans on devices of one type) are made again: labels of nodes may change."""
+MAX_OF_LEAST = 1.1
+"""Largest energy (or cost) of an option relative to the job's best option, if the job minimizes energy (or cost)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The options of a job for its whole training. ``spread``: 90th percentile of their seconds / median."""
+
+    options: tuple[Option, ...]
+    spread: float = 1.0
+
+
+class KnownOptions:
+    """Asks the planner for the options of jobs, and stores them. Use it in one event loop only."""
+
+    def __init__(self, cache: Cache, clock: Callable[[], float]) -> None:
+        self._cache, self._clock = cache, clock
+        self._known: OrderedDict[Hashable, tuple[float, Known]] = OrderedDict()
+        """For each request, the time when its options were made, and the options."""
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    async def of(self, key: JobKey, question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
+        """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
+
+        ``Option.seconds`` covers the whole training, not only the rest. ``whole``: the cluster as if all jobs had
+        ended. ``ask``: makes plans.
+        """
+        request = (
+            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version,
+            _shape(whole),
+        )  # fmt: skip
+        known = self._known.get(request)
+        if known is not None and self._clock() - known[0] < OPTIONS_S:
+            self._known.move_to_end(request)
+            return known[1]
+        found = await _found(question, usable_nodes(question, whole), ask)
+        self._known[request] = (self._clock(), found)
+        self._known.move_to_end(request)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+
+async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
+    """Ask the planner for plans on 1, 2, 4, … devices of each GPU type, and return them as options.
+
+    Leave out an option that is not faster than a smaller one, or that takes more than ``MAX_OF_LEAST`` times the least
+    energy (or cost), if the job minimizes it.
+    """
+    asked = replace(question, accepted=None, report=None)
+    found: list[tuple[Option, float, float]] = []
+    types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
+    for device in types[:MAX_DEVICE_TYPES]:
+        best_s = inf
+        for count, per_node, view in device_parts([node for node in whole.nodes if node.device == device]):
+            plan = await ask(asked, view)
+            if not isinstance(plan, StoredPlan) or plan.new_nodes:
+                continue
+            used = sum(group.nodes * group.ranks_per_node for group in plan.groups)
+            predicted = plan.status.predicted
+            # A plan that uses less than is free is that of a smaller size.
+            if used == count * per_node and 0 < predicted.total_seconds < best_s:
+                best_s = predicted.total_seconds
+                spread = (run_p90_s(predicted) or best_s) / best_s
+                found.append((Option(device, count, per_node, best_s), _expense(question, plan), spread))
+    least = min((expense for _, expense, _ in found), default=0.0)
+    kept = [(option, spread) for option, expense, spread in found if expense <= MAX_OF_LEAST * least]
+    return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0))
+
+
+def _expense(question: ParsedJob, plan: StoredPlan) -> float:
+    """Return the predicted energy (J), cost or carbon (g) of a plan, if the job minimizes it; otherwise 0."""
+    assert question.spec is not None
+    return plan.status.predicted.expense(question.spec.objective.minimize) or 0.0
+
+
+def _shape(view: ClusterView) -> Hashable:
+    """Return a key for the shape of the cluster: how many nodes have which device type and number of free devices.
+
+    Options are the same on clusters of the same shape."""
+    return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())
