@@ -14,11 +14,11 @@ def read_test(path: Path, table: Table) -> Table:
 
     Raise DataError for another file.
     """
-    if not path.exists():
-        raise DataError(f"--test: {path}: found no such file; expected a table for the evaluation. Correct the path.")
     form = form_of(path)
     if form != table.form:
         raise DataError(f"--test: found {path}; expected a file of the same format as {table.path}. Convert it.")
+    if not path.exists():
+        raise DataError(f"--test: {path}: found no such file; expected a table for the evaluation. Correct the path.")
     if form == PARQUET:
         return read_any_table(path)
     raw = read_bytes(path)
