@@ -9,10 +9,14 @@ import sysconfig
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 from PIL import Image
+from pyarrow import parquet
 
 ROWS = 60
 Write = Callable[[Path], Path]
@@ -43,6 +47,9 @@ def table(
         draw = random.Random(5)
         records = [{key: make(i, draw) for key, make in columns.items()} for i in range(rows)]
         path = folder / name
+        if name.endswith(".parquet"):
+            parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=16)
+            return path
         if name.endswith("l"):
             path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding=encoding)
             return path
@@ -76,13 +83,24 @@ def chosen(*values: object) -> Callable[[int, random.Random], object]:
 
 
 def dates(form: str) -> Callable[[int, random.Random], object]:
-    from datetime import datetime, timedelta
-
     return lambda i, draw: (datetime(2021, 1, 1) + timedelta(days=7 * i)).strftime(form)
 
 
 BASIC = {"a": real, "b": real, "city": chosen("Bonn", "Köln", ""), "target": binary}
 NUMBERS = {"a": real, "b": real, "price": number_target}
+
+
+def moment(i: int, draw: random.Random) -> datetime:
+    return datetime(2021, 1, 1, 12, 30) + timedelta(days=7 * i, milliseconds=i)
+
+
+def parquet_folder(folder: Path) -> Path:
+    """Write a table as Spark does: files in folders that hold the values of a column, and a mark of success."""
+    for year in (2023, 2024):
+        (folder / f"year={year}").mkdir()
+        table(BASIC, name=f"year={year}/part-0.parquet")(folder)
+    (folder / "_SUCCESS").write_text("")
+    return folder
 
 
 def tables() -> list[Case]:
@@ -99,6 +117,21 @@ def tables() -> list[Case]:
         Case(
             "JSON Lines", table(BASIC | {"flag": chosen(True, False, None), "n": chosen(1, 2.5, None)}, name="a.jsonl")
         ),
+        Case("Parquet", table(BASIC | {"at": moment, "day": lambda i, d: moment(i, d).date()}, name="data.parquet")),
+        Case(
+            "Parquet of numbers",
+            table(
+                {
+                    "a": lambda i, d: d.random(),
+                    "cost": lambda i, d: Decimal(i % 7) / 4,
+                    "flag": chosen(True, False, None),
+                    "price": lambda i, d: 3 * math.sin(i) + 7,
+                },
+                name="data.parquet",
+            ),
+        ),
+        Case("a folder of Parquet files", parquet_folder),
+        Case("texts in Parquet", table({"text": sentence, "label": label}, name="data.parquet")),
         Case("JSON Lines of numbers", table(NUMBERS, name="a.jsonl")),
         Case("regression", table(NUMBERS)),
         Case("decimal comma", table({k: _comma(v) for k, v in NUMBERS.items()}, delimiter=";")),

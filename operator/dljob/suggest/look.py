@@ -30,7 +30,9 @@ from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
+from dljob.suggest.reading.parquet import is_parquet_folder
 from dljob.suggest.reading.text import text_files
+from dljob.suggest.recommendation.accuracy import accuracy_class
 from dljob.suggest.recommendation.limit import START_S, fitted, race_nbytes, with_race
 from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.page import MEASURES, data_lines
@@ -53,6 +55,8 @@ OPTION = {
     TaskType.IMAGE_CLASSIFICATION: IMAGE_CLASSIFICATION,
 }
 """Type of a task → value of the option ``--task`` of ``dljob suggest``."""
+INSTALL_PYARROW = "Run pip install pyarrow, or convert the file to CSV."
+"""End of a message about Parquet, which does not help in a pod."""
 MIN_BASELINE_S = 5.0
 """A baseline with less time is not started, because Python and scikit-learn need seconds to start."""
 _FIELDS = {"task": "spec.task.type", "target": "spec.task.target", "text": "spec.task.text"}
@@ -129,7 +133,8 @@ def _look(
             f"{question.data}: found {nbytes >> 10} KiB of scripts, because each names all columns; expected at most "
             f"{MAX_SCRIPTS_NBYTES >> 10} KiB. Use fewer columns, or shorter names."
         )
-    return _suggestion(question, subject, models, judged, _of_trees(subject, found)), scripts
+    accuracy = [accuracy_class(each, subject.facts, found) for each in models]
+    return _suggestion(question, subject, models, accuracy, judged, _of_trees(subject, found)), scripts
 
 
 def baseline_limit_s(within_s: float | None, reading_s: float) -> float:
@@ -183,12 +188,13 @@ def _check_form(question: Question) -> None:
         )
     if question.task is TaskType.IMAGE_CLASSIFICATION:
         return
-    if path.suffix.lower() == ".npz" or is_archive(path) or (path.is_dir() and not tabular and not text_files(path)):
+    other = path.is_dir() and not tabular and not text_files(path) and not is_parquet_folder(path)
+    if path.suffix.lower() == ".npz" or is_archive(path) or other:
         raise DataError(
             f"spec.dataset.uri: found {question.uri!r}, which holds no table and no text file; expected one. For "
             "images, set spec.task.type: ImageClassification."
         )
-    if path.is_dir() and tabular:
+    if path.is_dir() and tabular and not is_parquet_folder(path):
         raise DataError(
             f"spec.dataset.uri: found the folder {question.uri!r} with spec.task.type {question.task.value}; expected "
             "a file with a table. Name one file."
@@ -215,7 +221,12 @@ def _of_trees(subject: Subject, found: Baseline | None) -> list[str]:
 
 
 def _suggestion(
-    question: Question, subject: Subject, models: list[Settings], judged: JudgedBaseline, more: list[str]
+    question: Question,
+    subject: Subject,
+    models: list[Settings],
+    accuracy: list[str],
+    judged: JudgedBaseline,
+    more: list[str],
 ) -> Suggestion:
     chosen, source = models[0], subject.source
     return Suggestion(
@@ -235,9 +246,11 @@ def _suggestion(
         ),
         alternatives=tuple(
             Alternative(
-                model=printable(each.name, MAX_NAME), parameters=each.parameters, why=printable(each.why, MAX_LINE)
+                model=printable(each.name, MAX_NAME),
+                parameters=each.parameters,
+                why=printable(f"{each.why}. Accuracy: {own}", MAX_LINE),
             )
-            for each in models[1 : MAX_ALTERNATIVES + 1]
+            for each, own in list(zip(models, accuracy, strict=True))[1 : MAX_ALTERNATIVES + 1]
         ),
         data=tuple(printable(line, MAX_LINE) for line in data_lines(subject.facts)[:MAX_LINES]),
         findings=tuple(
@@ -253,6 +266,7 @@ def in_terms_of_the_spec(text: str, question: Question) -> str:
     # A query may be secret, and the path of the mount says nothing to users.
     uri = question.uri.partition("?")[0]
     text = text.replace(question.uri, uri).replace(str(question.data), uri)
+    text = text.replace(INSTALL_PYARROW, "Images of dljob do not have it: convert the file to CSV or JSON Lines.")
     for name, option in OPTION.items():
         text = re.sub(rf"--task {option}\b", f"spec.task.type: {name.value}", text)
         text = re.sub(rf"\b{option}\b", name.value, text)

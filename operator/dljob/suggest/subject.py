@@ -14,9 +14,11 @@ from dljob.suggest.inspection.text import TextFacts, inspect_texts
 from dljob.suggest.project import render
 from dljob.suggest.project.text import text_project
 from dljob.suggest.reading.archive import is_archive, read_archives
+from dljob.suggest.reading.evaluation_part import read_test
 from dljob.suggest.reading.images import COPY, Images, has_images, images_of_arrays, read_arrays, read_folder
+from dljob.suggest.reading.parquet import is_parquet_folder
 from dljob.suggest.reading.records import SUFFIXES, read_any_table
-from dljob.suggest.reading.table import Table, looks_delimited, numbers_between_blanks
+from dljob.suggest.reading.table import PARQUET, Table, looks_delimited, numbers_between_blanks
 from dljob.suggest.reading.text import SUFFIXES as TEXT_SUFFIXES
 from dljob.suggest.reading.text import (
     Texts,
@@ -29,6 +31,7 @@ from dljob.suggest.reading.text import (
     texts_of_table,
 )
 from dljob.suggest.recommendation import model, text
+from dljob.suggest.wording import counted
 
 IMAGE_CLASSIFICATION = "image-classification"
 TABULAR = {"tabular-classification": CLASSIFICATION, "tabular-regression": REGRESSION}
@@ -46,6 +49,8 @@ INPUT_NBYTES = 28
 """Of an input of the model: two float64 and three float32, while blocks are joined."""
 PIXEL_NBYTES = 20
 """Of a byte of a pixel: two copies, and four float32."""
+ARROW_NBYTES = 160 * 2**20
+"""Of the package pyarrow, its threads and buffers, for Parquet. Measured with a file of 40 rows: 113 MiB."""
 TEXT_NBYTES, DOCUMENT_NBYTES = 10, 8000
 """Of a byte of text: some copies of up to four bytes. Of a document: 256 numbers and weights of words, twice."""
 
@@ -108,6 +113,10 @@ def read_subject(options: Options) -> Subject:
         )
     if not path.is_dir() and not path.is_file():
         raise DataError(f"{path}: found a pipe or a device; expected a file or a folder. Write the data to a file.")
+    if path.is_dir() and not is_archive(path) and not has_images(path):
+        _check_folder(path, options.task)
+    if is_parquet_folder(path) and not has_images(path) and options.task != IMAGE_CLASSIFICATION:
+        return _of_table(options)
     if path.is_dir() and not is_archive(path) and _holds_text(options):
         return _folder(options)
     if path.is_dir() or suffix == ".npz" or is_archive(path):
@@ -123,7 +132,28 @@ def read_subject(options: Options) -> Subject:
             f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(SUFFIXES))}), .npz, "
             ".tar, or a folder. Unpack packed files, and convert others, such as those of Excel, to CSV first."
         )
-    table = read_any_table(path, options.delimiter, options.encoding)
+    return _of_table(options)
+
+
+def _check_folder(path: Path, task: str | None) -> None:
+    """Raise DataError for an empty folder, and for one of tables that are no Parquet files and of nothing else."""
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    if not files and task is None:
+        raise DataError(f"{path}: found a folder without files; expected data. Check the path.")
+    tables = [f for f in files if f.suffix.lower() in SUFFIXES and f.suffix.lower() not in TEXT_SUFFIXES]
+    tables = [file for file in tables if SUFFIXES[file.suffix.lower()] != PARQUET]
+    if tables and not text_files(path) and not is_parquet_folder(path):
+        raise DataError(
+            f"{path}: found a folder with {counted(len(tables), 'table', 'tables')}, such as {tables[0].name}; "
+            "expected one file. Pass the file, or join the files into one."
+        )
+
+
+def _of_table(options: Options) -> Subject:
+    """Return the data of a table: of documents, or of columns."""
+    path = options.data
+    one_column = options.task == LANGUAGE_MODELLING
+    table = read_any_table(path, options.delimiter, options.encoding, one_column=one_column)
     task, column, target = table_task(table, options.task, options.text, options.target)
     if task in TEXT_TASKS:
         classify = task == TEXT_CLASSIFICATION
@@ -215,6 +245,8 @@ def _folder(options: Options) -> Subject:
     parts = separate_parts(path)
     train = parts[0] if parts else path
     test = options.test or (parts[1] if parts else None)
+    if test is not None and not test.is_dir():
+        raise DataError(f"--test: found {test}; expected a folder of text files, as {path} is one. Pass a folder.")
     classify = options.task == TEXT_CLASSIFICATION or (options.task is None and len(class_folders(train)) > 1)
     read = read_class_folders if classify else read_text_folder
     texts = read(train, options.encoding)
@@ -231,13 +263,15 @@ def _of_texts(options: Options, texts: Texts, test: Texts | None, training_folde
             "one of them, or pass --encoding."
         )
     facts = inspect_texts(texts, test)
+    held = sum(len(document.encode("utf-8", "replace")) for document in test.documents) if test else 0
+    memory = TEXT_NBYTES * (facts.nbytes + held)
     if facts.classes:
         samples = facts.documents if test else round(0.8 * facts.documents)
         nbytes = max(1, facts.nbytes // facts.documents)
-        memory = TEXT_NBYTES * facts.nbytes + DOCUMENT_NBYTES * facts.documents
+        memory += DOCUMENT_NBYTES * (facts.documents + (len(test.documents) if test else 0))
     else:
         samples, nbytes = text.language_sequences(facts), text.POSITIONS
-        memory = TEXT_NBYTES * facts.nbytes
+    memory += ARROW_NBYTES if texts.form == PARQUET else 0
     source = render.Source(
         options.final(texts.path.parent if training_folder else texts.path),
         test.path.resolve() if test else None,
@@ -245,6 +279,7 @@ def _of_texts(options: Options, texts: Texts, test: Texts | None, training_folde
         samples,
         nbytes,
         memory,
+        texts.form == PARQUET,
         training_folder,
     )
     return Subject(
@@ -298,13 +333,18 @@ def _table(options: Options, table: Table) -> Subject:
     task = TABULAR[options.task] if options.task else None
     facts = inspect_table(table, options.target, task, test, options.keep)
     nbytes = sum(len(cell) + 1 for row in table.cells for cell in row)
+    held = sum(len(cell) + 1 for row in test.cells for cell in row) if test else 0
+    of_row = ROW_NBYTES + CELL_NBYTES * len(table.names) + INPUT_NBYTES * model.table_inputs(facts)
+    memory = of_row * (facts.rows + (len(test.cells) if test else 0)) + nbytes + held
+    memory += ARROW_NBYTES if table.form == PARQUET else 0
     source = render.Source(
         options.final(table.path),
         test.path.resolve() if test else None,
         options.dataset_uri,
         facts.rows if test else round(0.8 * facts.rows),
         max(1, nbytes // len(table.cells)),
-        facts.rows * (ROW_NBYTES + CELL_NBYTES * len(table.names) + INPUT_NBYTES * model.table_inputs(facts)) + nbytes,
+        memory,
+        table.form == PARQUET,
     )
     return Subject(
         facts,
@@ -312,13 +352,3 @@ def _table(options: Options, table: Table) -> Subject:
         lambda baseline: model.table_models(facts, baseline),
         lambda settings, limit_s: render.table_project(table, facts, source, settings, limit_s),
     )
-
-
-def read_test(path: Path, table: Table) -> Table:
-    """Return the test part in a file, which the written project reads like the training part ``table``."""
-    form = SUFFIXES.get(path.suffix.lower())
-    if form != table.form:
-        raise DataError(f"--test: found {path}; expected a file of the same format as {table.path}. Convert it.")
-    if form == "csv":
-        return read_any_table(path, table.delimiter, table.encoding)
-    return read_any_table(path, None, table.encoding if form == "jsonl" else None)

@@ -123,7 +123,7 @@ class TestArrays:
         x[50] = x[51]
         facts = inspect_images(images_of_arrays(Path("a.npz"), {"x": x, "y": (np.arange(100) == 7).astype(int)}))
         assert facts.rare
-        assert any("1 images repeat" in text for text in facts.findings)
+        assert any("1 image repeats another" in text for text in facts.findings)
 
     def test_truth_values_are_black_and_white(self) -> None:
         x = np.random.default_rng(1).random((20, 8, 8)) < 0.5

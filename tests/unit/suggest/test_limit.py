@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.suggest.recommendation.limit import MARGIN, MIN_EPOCHS, START_S, fitted, race_s, total_s, with_race
-from dljob.suggest.recommendation.model import Candidate, Settings
+from dljob.suggest.recommendation.model import Candidate, Settings, evaluation
 from dljob.suggest.recommendation.prediction import Prediction
 
 LARGE = Settings("large", "", 1000, 6000, 10, "loss", 32, (16, 64), 30, 0.1)
@@ -17,6 +17,12 @@ SMALL = replace(LARGE, name="small", flops_per_sample=600)
 def predict(settings: Settings) -> Prediction:
     """Predict a time in proportion to epochs and operations, after a second for the start."""
     return Prediction("1 x cpu", 1 + settings.epochs * settings.flops_per_sample / 600, 10**9, None, None)
+
+
+def test_a_large_test_part_takes_time_of_the_limit() -> None:
+    """Fixed bug: a test part of a multiple of the training part was predicted to take as long as a quarter of it."""
+    large = (replace(LARGE, evaluation=evaluation(1000, 100)), predict(LARGE))
+    assert total_s(large, 1, 1.0) - total_s((LARGE, predict(LARGE)), 1, 1.0) == pytest.approx(5.85 * 301 / 30)
 
 
 def test_enough_time_changes_nothing() -> None:

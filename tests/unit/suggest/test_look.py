@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ def error(path: Path, task: TaskType = TaskType.TABULAR_CLASSIFICATION, **more: 
     assert not scripts and suggestion.error is not None
     assert "--" not in suggestion.error and str(path) not in suggestion.error and "secret" not in suggestion.error
     return suggestion.error
+
+
+def test_parquet_without_its_package_names_what_helps_in_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "people.parquet").write_bytes(b"PAR1")
+    assert "convert the file to CSV or JSON Lines" in error(tmp_path / "people.parquet")
 
 
 def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> None:

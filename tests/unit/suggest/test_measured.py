@@ -5,7 +5,9 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dljob.cli.entry import main
 from support.generated_data import sources, story, texts
@@ -32,6 +34,14 @@ def write_large(kind: str, folder: Path) -> Path:
             lines.append(",".join([*cells, f"c{i % 40}", f"{i % 2}"]))
         path.write_text("\n".join(lines), encoding="utf-8")
         return path
+    if kind in ("Parquet", "small Parquet"):
+        rows = 60_000 if kind == "Parquet" else 60
+        columns = {f"x{j}": np.random.default_rng(j).random(rows) for j in range(30)}
+        cities = [f"c{i % 40}" for i in range(rows)]
+        parquet.write_table(
+            pyarrow.table(columns | {"city": cities, "target": np.arange(rows) % 2}), folder / "a.parquet"
+        )
+        return folder / "a.parquet"
     if kind == "images":
         x = np.random.default_rng(1).integers(0, 255, (20_000, 24, 24, 3), dtype=np.uint8)
         np.savez(folder / "data.npz", x=x, y=np.arange(20_000) % 4)
@@ -48,7 +58,7 @@ def write_large(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["table", "images", "documents", "language"])
+@pytest.mark.parametrize("kind", ["table", "Parquet", "small Parquet", "images", "documents", "language"])
 def test_peak_memory_is_no_higher_than_predicted(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     predicted = suggest(capsys, write_large(kind, tmp_path), tmp_path / "project")
     script(tmp_path / "project", "train.py", TIME_LIMIT_S="30")

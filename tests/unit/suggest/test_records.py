@@ -1,4 +1,4 @@
-"""JSON Lines and Parquet: records become the cells of a table, and what cannot become one is named with its line."""
+"""JSON Lines: records become the cells of a table, and what cannot become one is named with its line."""
 
 import json
 from pathlib import Path
@@ -51,12 +51,6 @@ def test_broken_line_is_named(tmp_path: Path, content: bytes, expected: str) -> 
         read_json_lines(path)
     assert expected in str(error.value)
     assert str(error.value).startswith(str(path))
-
-
-def test_parquet_needs_a_package_that_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="pip install pyarrow"):
-        read_any_table(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("options", [{"delimiter": ";"}, {"encoding": "utf-8"}])

@@ -1,7 +1,10 @@
 """Documents: what is read as text, what is found in it, and traps, each with findings or one clear error."""
 
 import json
+import random
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -61,7 +64,7 @@ class TestTraps:
     def test_duplicates_and_conflicts_are_found(self, tmp_path: Path) -> None:
         found = facts(write(tmp_path / "a.jsonl", [*REVIEWS, REVIEWS[3], REVIEWS[4] | {"label": 1}]))
         assert any("2 documents repeat" in text for text in found.findings)
-        assert any("1 documents are in two classes" in text for text in found.findings)
+        assert any("1 document is in two classes." in text for text in found.findings)
 
     def test_rare_class_is_weighted(self, tmp_path: Path) -> None:
         records = [r | {"label": "rare" if i == 3 else "usual"} for i, r in enumerate(REVIEWS)]
@@ -109,7 +112,7 @@ class TestTraps:
     def test_empty_files_are_left_out(self, tmp_path: Path) -> None:
         class_files()(tmp_path)
         (tmp_path / "sport" / "empty.txt").write_text("", encoding="utf-8")
-        assert any("1 empty files" in text for text in facts(tmp_path).findings)
+        assert any("1 empty file is left out" in text for text in facts(tmp_path).findings)
 
     def test_files_in_two_encodings_are_named(self, tmp_path: Path) -> None:
         class_files(extra="größe")(tmp_path)
@@ -163,6 +166,10 @@ class TestTraps:
         with pytest.raises(DataError, match="found no text file"):
             read(tmp_path, task=task)
 
+    def test_empty_folder_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="found a folder without files"):
+            read(tmp_path)
+
     @pytest.mark.parametrize("end", ["\n", " "])
     def test_text_that_repeats_itself_is_an_error(self, tmp_path: Path, end: str) -> None:
         """Fixed bug, with one line: the project was written, and its script found no samples for the test part."""
@@ -171,7 +178,62 @@ class TestTraps:
         with pytest.raises(DataError, match="expected text that does not repeat itself"):
             read(tmp_path / "a.txt")
 
+    @pytest.mark.parametrize("raw", [b"%PDF-1.4\n", b"\x89PNG"])
+    def test_binary_data_is_no_text_in_a_wrong_encoding(self, raw: bytes, tmp_path: Path) -> None:
+        """Fixed bug: the message named a byte, and asked to correct the line."""
+        (tmp_path / "a.txt").write_bytes(raw + random.Random(1).randbytes(5000))
+        with pytest.raises(DataError, match=r"a\.txt: found binary data; expected text"):
+            read(tmp_path / "a.txt")
+
+    def test_text_in_utf_16_without_a_byte_order_mark_names_the_option(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text(sources(), encoding="utf-16-le")
+        with pytest.raises(DataError, match="--encoding utf-16-le"):
+            read(tmp_path / "a.txt")
+        assert facts(tmp_path / "a.txt", encoding="utf-16-le").nbytes > 10_000
+
+    def test_file_of_blanks_in_a_folder_is_left_out(self, tmp_path: Path) -> None:
+        """Fixed bug: an empty file was left out, and one with a line break was an error."""
+        class_files()(tmp_path)
+        (tmp_path / "sport" / "blank.txt").write_text(" \n", encoding="utf-8")
+        assert any("1 empty file is left out" in text for text in facts(tmp_path).findings)
+
+    def test_csv_file_of_texts_alone_is_enough_for_a_language(self, tmp_path: Path) -> None:
+        """Fixed bug: the message asked for a target."""
+        texts = (f"{i} {random.Random(i).randbytes(80).hex()}" for i in range(100))
+        (tmp_path / "a.csv").write_text("\n".join(["text", *texts]), encoding="utf-8")
+        assert facts(tmp_path / "a.csv", task=LANGUAGE_MODELLING).documents == 100
+        with pytest.raises(DataError, match="found one column"):
+            read(tmp_path / "a.csv")
+
     def test_empty_file_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text(" \n", encoding="utf-8")
         with pytest.raises(DataError, match=r"a\.txt: found an empty file"):
             read(tmp_path / "a.txt", task=LANGUAGE_MODELLING)
+
+
+def data_of(subject: Subject) -> Any:
+    found: Any = ModuleType("data")
+    exec(subject.project(subject.models(None)[0], None)["data.py"], found.__dict__)
+    return found
+
+
+@pytest.mark.parametrize("long", [12, 14, 40])
+def test_a_language_model_is_judged_by_a_tenth_of_the_text(long: int, tmp_path: Path) -> None:
+    """Fixed bug: a tenth of the documents was held out. If these were the short ones, training found no sequence."""
+    records: list[dict[str, object]] = [
+        {"text": f"{i} {story(8000 // long)}" if i < long else f"{i}"} for i in range(400)
+    ]
+    path = write(tmp_path / "a.jsonl", records)
+    data = data_of(read(path, task=LANGUAGE_MODELLING))
+    for seed in range(3):
+        train, test = (data.tokens(part) for part in data.parts(path, seed))
+        assert 0.1 <= len(test) / (len(train) + len(test)) <= 0.3
+
+
+def test_long_documents_are_cut_so_that_judging_takes_seconds(tmp_path: Path) -> None:
+    """Fixed bug: of many long documents, a whole one was held out, however long."""
+    draw = random.Random(1)
+    records: list[dict[str, object]] = [{"text": "".join(draw.choices("abcdefgh ", k=110_000))} for _ in range(22)]
+    path = write(tmp_path / "a.jsonl", records)
+    data = data_of(read(path, task=LANGUAGE_MODELLING))
+    assert 100_000 <= len(data.tokens(data.parts(path, 0)[1])) <= 110_000

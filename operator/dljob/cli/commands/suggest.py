@@ -20,6 +20,7 @@ from dljob.suggest.errors import DataError
 from dljob.suggest.project import render
 from dljob.suggest.reading.remote import copy_of, is_uri
 from dljob.suggest.recommendation import model
+from dljob.suggest.recommendation.accuracy import accuracy_class
 from dljob.suggest.recommendation.limit import NO_LIMIT, START_S, fitted, race_nbytes, with_race
 from dljob.suggest.recommendation.page import limit_lines, page
 from dljob.suggest.recommendation.prediction import Prediction, predicted
@@ -99,8 +100,9 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
         raise BadInputError(
             f"--test: found {given.test} for data at a URI; expected both on this machine. Download the data first."
         )
+    path = Path(given.data)
     try:
-        path = copy_of(given.data, temporary) if remote else Path(given.data)
+        path = copy_of(given.data, temporary) if remote else path
         if folder is not None and path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
             raise BadInputError(
                 f"--write: found {folder}, which is in {given.data}; expected a folder elsewhere, because the files of "
@@ -108,7 +110,8 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
             )
         subject = read_subject(_options(given, path))
     except DataError as error:
-        raise BadInputError(str(error)) from None
+        # Users do not know the path of the copy.
+        raise BadInputError(str(error).replace(str(path), given.data) if remote else str(error)) from None
     if remote:
         subject = replace(subject, copied=path)
     reading_s = time.monotonic() - began_s
@@ -257,7 +260,14 @@ def _document(
     return {
         "facts": asdict(facts),
         "baseline": None if baseline is None else asdict(baseline),
-        "models": [{"settings": asdict(settings), "predicted": asdict(found)} for settings, found in rows],
+        "models": [
+            {
+                "settings": asdict(settings),
+                "accuracyClass": accuracy_class(settings, facts, baseline),
+                "predicted": asdict(found),
+            }
+            for settings, found in rows
+        ],
         "race": race,
         "timeLimitSeconds": left_s,
     }

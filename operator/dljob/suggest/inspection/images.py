@@ -7,6 +7,7 @@ import numpy as np
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.target import RARE, single_findings
 from dljob.suggest.reading.images import Images
+from dljob.suggest.wording import counted
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ def inspect_images(images: Images) -> ImageFacts:
             "images for each class on average. Merge classes, or add images."
         )
     if repeated := len(own) - len(labels):
-        findings.append(f"{repeated:,} images repeat others. Equal images stay in one part, training or test.")
+        words = counted(repeated, "image repeats another", "images repeat others")
+        findings.append(f"{words}. Equal images stay in one part, training or test.")
     if conflicts:
-        findings.append(f"{conflicts:,} images are in two classes. At most one of the two can be right.")
+        words = counted(conflicts, "image is in two classes", "images are in two classes")
+        findings.append(f"{words}. At most one of the two can be right.")
     if constant := int(
         (images.x.reshape(len(own), -1).max(axis=1) == images.x.reshape(len(own), -1).min(axis=1)).sum()
     ):
-        findings.append(f"{constant:,} images have one colour only.")
+        findings.append(f"{counted(constant, 'image has', 'images have')} one colour only.")
     test_images = 0
     if images.x_test is not None:
         test_images = sum(image.tobytes() not in labels for image in images.x_test)
@@ -61,7 +64,8 @@ def inspect_images(images: Images) -> ImageFacts:
                 "expected images that the model has not seen. Remove the test part to hold out a fifth of the images."
             )
         if repeated := len(images.x_test) - test_images:
-            findings.append(f"{repeated:,} test images repeat training images. The evaluation leaves them out.")
+            words = counted(repeated, "test image repeats a training image", "test images repeat training images")
+            findings.append(f"{words}. The evaluation leaves such images out.")
     if images.x_test is None:
         findings += single_findings(classes, "image")
     facts = ImageFacts(

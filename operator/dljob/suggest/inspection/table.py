@@ -7,10 +7,11 @@ from math import isnan
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, as_values, inspect_column, number
-from dljob.suggest.inspection.dates import ambiguous
+from dljob.suggest.inspection.dates import ambiguous, moment
 from dljob.suggest.inspection.leaks import leak_findings
 from dljob.suggest.inspection.target import RARE, target_findings, target_name, task_of
 from dljob.suggest.reading.table import Table
+from dljob.suggest.wording import counted, rows_of
 
 MIN_ROWS = 10
 COPY_ROWS = 20
@@ -128,13 +129,11 @@ def inspect_table(
         )
     repeated = len(rows) - len({tuple(row) for row in rows})
     if repeated:
-        findings.append(
-            f"{repeated:,} of {_rows(len(rows))} are copies of other rows. "
-            "Equal rows stay in one part, training or test."
-        )
+        words = "is a copy of another row" if repeated == 1 else "are copies of other rows"
+        findings.append(f"{repeated:,} of {rows_of(len(rows))} {words}. Equal rows stay in one part, training or test.")
     test_rows = 0
     if test is not None:
-        test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns], form, classes)
+        test_rows, found = _of_test(table, test, target, rows, columns, form, classes)
         findings += found
     return TableFacts(
         target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal, amount
@@ -181,7 +180,7 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
     found = []
     if column.missing:
         found.append(
-            f"Column {column.name!r} lacks {_rows(column.missing)} ({column.missing / rows:.1%}). "
+            f"Column {column.name!r} lacks {rows_of(column.missing)} ({column.missing / rows:.1%}). "
             + (
                 "A missing value is a category of its own."
                 if column.kind is Kind.CATEGORY
@@ -191,10 +190,7 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
     if column.invalid and column.first_invalid is not None:
         line = table.lines[known[column.first_invalid]]
         cell = table.column(column.name)[known[column.first_invalid]]
-        found.append(
-            f"Column {column.name!r} has {column.invalid} cells that are no {column.kind.value}s, such as "
-            f"{cell!r:.40} in {table.unit} {line}. They count as missing."
-        )
+        found.append(f"Column {column.name!r} has {_unread(column.invalid, column.kind, cell, f'{table.unit} {line}')}")
     if column.kind is Kind.CATEGORY and column.unclear:
         found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {column.remedy}")
     if column.amount:
@@ -233,53 +229,85 @@ def _of_test(
     test: Table,
     target: str,
     rows: Sequence[tuple[str, ...]],
-    used: Sequence[str],
+    columns: Sequence[Column],
     form: str,
     classes: Collection[str],
 ) -> tuple[int, list[str]]:
     """Return the number of usable test rows, and findings.
 
-    ``form``: form of the numbers of the target. ``classes``: its classes; empty for regression.
+    ``columns``: the columns that the model reads. ``form``: form of the numbers of the target. ``classes``: its
+    classes; empty for regression.
     """
-    if lacking := [name for name in (*used, target) if name not in test.names]:
+    names = [*(column.name for column in columns), target]
+    if lacking := [name for name in names if name not in test.names]:
         raise DataError(
-            f"{test.path}: found no column {lacking[0]!r}; expected the columns of {table.path}. Add the column."
+            f"{test.path}: found no column {lacking[0]!r}, but {_listed(test.names)}; expected the columns of "
+            f"{table.path}. Add the column."
         )
-    if (test.encoding, test.delimiter) != (table.encoding, table.delimiter):
-        raise DataError(
-            f"{test.path}: found encoding {test.encoding} and delimiter {test.delimiter!r}; expected {table.encoding} "
-            f"and {table.delimiter!r}, as in {table.path}. Convert one of the files."
-        )
-    names = (*used, target)
     places = [table.names.index(name) for name in names]
     seen = {tuple(row[place] for place in places) for row in rows}
     own = [test.names.index(name) for name in names]
-    usable = [row for row in test.cells if row[own[-1]] not in MISSING]
-    fresh = [row[own[-1]] for row in usable if tuple(row[place] for place in own) not in seen]
+    usable = [i for i, row in enumerate(test.cells) if row[own[-1]] not in MISSING]
+    if not usable:
+        raise DataError(
+            f"{test.path}: column {target!r}: found no value in {rows_of(len(test.cells))}; expected the target of "
+            "each row, because the test part judges the model. Add the values, or leave out --test."
+        )
+    fresh = [i for i in usable if tuple(test.cells[i][place] for place in own) not in seen]
     if not fresh:
         raise DataError(
-            f"{test.path}: found {len(usable)} rows with a target, all of which repeat rows of {table.path}; expected "
-            "rows that the model has not seen. Leave out --test to hold out a fifth of the rows."
+            f"{test.path}: found {rows_of(len(usable))} with a target, all of which repeat rows of {table.path}; "
+            "expected rows that the model has not seen. Leave out --test to hold out a fifth of the rows."
         )
     found = []
     if repeated := len(usable) - len(fresh):
+        words = "repeats a training row" if repeated == 1 else "repeat training rows"
         found.append(
-            f"{repeated:,} of {_rows(len(usable))} of {test.path} repeat training rows. The evaluation leaves them out."
+            f"{repeated:,} of {rows_of(len(usable))} of {test.path} {words}. The evaluation leaves such rows out."
         )
-    unknown = [cell for cell in fresh if (cell not in classes if classes else isnan(number(cell, form)))]
+    goal = {i: test.cells[i][own[-1]] for i in fresh}
+    unknown = [i for i, cell in goal.items() if (cell not in classes if classes else isnan(number(cell, form)))]
     if unknown and (not classes or len(unknown) == len(fresh)):
         expected = f"its classes in {table.path}: {_listed([*classes])}" if classes else "a number in each row"
-        raise DataError(f"{test.path}: column {target!r}: found {unknown[0]!r:.60}; expected {expected}. Correct it.")
-    if unknown:
-        found.append(
-            f"{len(unknown):,} of {_rows(len(fresh))} of {test.path} have a class that the training rows lack, such as "
-            f"{unknown[0]!r:.60}. The evaluation leaves them out."
+        raise DataError(
+            f"{test.path}: {test.unit} {test.lines[unknown[0]]}: column {target!r}: found {goal[unknown[0]]!r:.60}; "
+            f"expected {expected}. Correct it."
         )
-    return len(fresh), found
+    if unknown:
+        words = "has a class" if len(unknown) == 1 else "have a class"
+        found.append(
+            f"{len(unknown):,} of {rows_of(len(fresh))} of {test.path} {words} that the training rows lack, such as "
+            f"{goal[unknown[0]]!r:.60}. The evaluation leaves such rows out."
+        )
+    return len(fresh), found + [text for column in columns for text in _of_test_column(column, table, test)]
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+def _of_test_column(column: Column, table: Table, test: Table) -> list[str]:
+    """Return a finding about a column of the test part whose cells cannot be read like those of the training part."""
+    own = zip(test.lines, test.column(column.name), strict=True)
+    cells = [(line, cell) for line, cell in own if cell not in MISSING]
+    what = f"Column {column.name!r} of {test.path}"
+    if column.kind is Kind.CATEGORY:
+        known = set(table.column(column.name))
+        if not cells or any(cell in known for _, cell in cells):
+            return []
+        return [f"{what} has no category of the training rows, but others, such as {cells[0][1]!r:.40}."]
+
+    def read(cell: str) -> bool:
+        if column.kind is Kind.DATE:
+            return moment(cell, column.format or "") is not None
+        return not isnan(number(cell, column.form))
+
+    bad = [(line, cell) for line, cell in cells if not read(cell)]
+    if not bad:
+        return []
+    return [f"{what} has {_unread(len(bad), column.kind, bad[0][1], f'{test.unit} {bad[0][0]}')}"]
+
+
+def _unread(count: int, kind: Kind, cell: str, place: str) -> str:
+    """Return the end of a sentence about cells that are of another kind than their column."""
+    cells = counted(count, f"cell that is no {kind.value}", f"cells that are no {kind.value}s")
+    return f"{cells}, such as {cell!r:.40} in {place}. {'It counts' if count == 1 else 'They count'} as missing."
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -8,6 +8,7 @@ from statistics import quantiles
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column, number
 from dljob.suggest.reading.table import Table
+from dljob.suggest.wording import counted, rows_of
 
 TARGET_NAMES = ("target", "label", "class", "y", "outcome", "species", "category", "diagnosis")
 FEATURE_NAMES = ("y", "category")
@@ -105,7 +106,7 @@ def target_findings(
         first = next(i for i, cell in enumerate(cells) if cell in MISSING)
         shown = f", with {cells[first]!r}" if cells[first] else ""
         found.append(
-            f"{_rows(gap)} without a target {'is' if gap == 1 else 'are'} left out; the first is {table.unit} "
+            f"{rows_of(gap)} without a target {'is' if gap == 1 else 'are'} left out; the first is {table.unit} "
             f"{table.lines[first]}{shown}."
         )
         if words := sorted({cell for cell in cells if cell in MISSING and cell.isalpha() and classes}):
@@ -174,12 +175,13 @@ def _of_numbers(table: Table, goal: Sequence[str], form: str, known: Sequence[in
         return []
     skewed = min(values) > 0 and len(far) >= SKEWED * len(values) and not _far([log(value) for value in values])
     return [
-        f"The target has {len(far)} values far from the others, such as {goal[far[0]]!r:.40} in {table.unit} "
-        f"{table.lines[known[far[0]]]}. They dominate a squared loss: "
+        f"The target has {counted(len(far), 'value', 'values')} far from the others, such as {goal[far[0]]!r:.40} in "
+        f"{table.unit} {table.lines[known[far[0]]]}. {'It dominates' if len(far) == 1 else 'They dominate'} a squared "
+        "loss: "
         + (
-            "predict the logarithm, which has no such values, or remove them if they are errors."
+            "predict the logarithm, which has no such values, or remove errors."
             if skewed
-            else "correct or remove them if they are errors."
+            else "correct or remove errors."
         )
     ]
 
@@ -188,7 +190,3 @@ def _far(values: Sequence[float]) -> list[int]:
     """Return the indices of the values that are outliers."""
     low, middle, high = quantiles(values, n=4)
     return [i for i, value in enumerate(values) if high > low and abs(value - middle) > OUTLIER * (high - low)]
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"

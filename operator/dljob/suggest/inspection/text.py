@@ -13,12 +13,15 @@ from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING
 from dljob.suggest.inspection.target import MAX_CLASSES, RARE, single_findings
 from dljob.suggest.reading.text import Texts
+from dljob.suggest.wording import counted
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 """As TOKEN in the written data.py: each CJK character is a word."""
 MIN_DOCUMENTS = 10
 MIN_NBYTES = 10_000
 """Bytes of text from which a language model is possible: 80 sequences of 128 bytes."""
+MIN_TEST_NBYTES = 1000
+"""Bytes of a separate test part of a language model: 7 sequences. Without one, a tenth of MIN_NBYTES is held out."""
 INSPECTED_NBYTES = 20_000_000
 """Vocabulary, lengths and scripts come from this much text, so that the inspection takes seconds."""
 MIN_LINES = 50
@@ -52,6 +55,8 @@ class TextFacts:
     """Script, such as LATIN → its part of the letters, most frequent first."""
     classes: dict[str, int]
     findings: tuple[str, ...]
+    test_nbytes: int = 0
+    """Bytes of the test documents in UTF-8."""
 
     @property
     def rare(self) -> bool:
@@ -91,9 +96,9 @@ def inspect_texts(texts: Texts, test: Texts | None = None) -> TextFacts:
     else:
         _check_repeats(texts.path, sample)
         findings += _repeated_lines(texts.path, sample)
-    test_documents = 0
+    test_documents = test_nbytes = 0
     if test is not None:
-        test_documents, found = _of_test(texts, test)
+        test_documents, test_nbytes, found = _of_test(texts, test)
         findings += found
     facts = TextFacts(
         documents=len(texts.documents),
@@ -107,6 +112,7 @@ def inspect_texts(texts: Texts, test: Texts | None = None) -> TextFacts:
         scripts=scripts,
         classes=classes,
         findings=tuple(findings),
+        test_nbytes=test_nbytes,
     )
     if classes and not facts.words:
         raise DataError(f"{texts.path}: found no word in the documents; expected text. Choose another --text.")
@@ -175,12 +181,13 @@ def _of_characters(texts: Texts, sample: Sequence[str]) -> list[str]:
     found = []
     lost = sum(document.count("\ufffd") for document in sample)
     if lost:
-        found.append(f"The text has {lost:,} replacement characters (U+FFFD): characters that an earlier step lost.")
+        characters = counted(lost, "replacement character", "replacement characters")
+        found.append(f"The text has {characters} (U+FFFD), in the place of what an earlier step lost.")
     broken = [i for i, document in enumerate(texts.documents) if MOJIBAKE.search(document)]
     if broken:
         found.append(
-            f"{len(broken):,} documents look like UTF-8 read in another encoding, first {texts.places[broken[0]]}. "
-            "Convert them if accents look wrong."
+            f"{counted(len(broken), 'document looks', 'documents look')} like UTF-8 read in another encoding, first "
+            f"{texts.places[broken[0]]}. Convert the text if accents look wrong."
         )
     words = [word for document in sample[:1000] for word in document[:10_000].split()]
     if words and sum(map(len, words)) / len(words) > 30:
@@ -195,9 +202,11 @@ def _duplicates(texts: Texts) -> list[str]:
     for document, label in zip(texts.documents, texts.labels, strict=True):
         conflicts += labels.setdefault(document, label) != label
     if repeated := len(texts.documents) - len(labels):
-        found.append(f"{repeated:,} documents repeat others. Equal documents stay in one part, training or test.")
+        words = counted(repeated, "document repeats another", "documents repeat others")
+        found.append(f"{words}. Equal documents stay in one part, training or test.")
     if conflicts:
-        found.append(f"{conflicts:,} documents are in two classes. At most one of the two can be right.")
+        words = counted(conflicts, "document is in two classes", "documents are in two classes")
+        found.append(f"{words}. At most one of the two can be right.")
     return found
 
 
@@ -228,8 +237,8 @@ def _repeated_lines(path: Path, sample: Sequence[str]) -> list[str]:
     ]
 
 
-def _of_test(texts: Texts, test: Texts) -> tuple[int, list[str]]:
-    """Return the number of usable test documents, and findings."""
+def _of_test(texts: Texts, test: Texts) -> tuple[int, int, list[str]]:
+    """Return the number of usable test documents, their bytes, and findings."""
     seen = set(texts.documents)
     usable = [document for document in test.documents if document not in MISSING]
     fresh = sum(document not in seen for document in usable)
@@ -238,8 +247,15 @@ def _of_test(texts: Texts, test: Texts) -> tuple[int, list[str]]:
             f"{test.path}: found {len(usable)} documents, all of which repeat documents of {texts.path}; expected "
             "documents that the model has not seen. Leave out the test part to hold some of the others out."
         )
+    nbytes = sum(len(document.encode("utf-8", "replace")) for document in usable if document not in seen)
+    if not test.labels and nbytes < MIN_TEST_NBYTES:
+        raise DataError(
+            f"{test.path}: found {nbytes:,} bytes of text that is not in {texts.path}; expected at least "
+            f"{MIN_TEST_NBYTES:,}, by which a language model can be judged. Add text."
+        )
     if unknown := sorted(set(test.labels) - set(texts.labels)):
         raise DataError(f"{test.path}: found the class {unknown[0]!r:.60}; expected the classes of {texts.path}.")
     if repeated := len(usable) - fresh:
-        return fresh, [f"{repeated:,} test documents repeat training documents. The evaluation leaves them out."]
-    return fresh, []
+        words = counted(repeated, "test document repeats", "test documents repeat")
+        return fresh, nbytes, [f"{words} training documents. The evaluation leaves such documents out."]
+    return fresh, nbytes, []

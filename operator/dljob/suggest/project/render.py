@@ -39,6 +39,11 @@ MOST_WRONG = {
     "text": " `most_wrong.json` has the texts of the surest errors.",
 }
 """Kind of project → sentence of its README about the samples that it writes down."""
+PYARROW_HERE = " Parquet needs `pip install pyarrow`."
+PYARROW_IN_JOB = (
+    " The image of the trainer has no pyarrow: for a job, convert the table to CSV, and let `dljob suggest` read that."
+)
+"""Sentences of the README of a project that reads Parquet."""
 RACE_CALLS = {
     "race_import": "from race import race\n",
     "race": """\
@@ -60,10 +65,16 @@ AMOUNT_COLUMN = """
 LINE = 100
 """Longest line of a rendered constant."""
 Facts = TableFacts | ImageFacts | TextFacts
+READ_AS = {
+    CSV: "text in {ENCODING} with the delimiter {DELIMITER!r}",
+    JSON_LINES: "JSON Lines in {ENCODING}",
+    PARQUET: "a Parquet file",
+}
+"""Format of a table → its name in messages of the project, as part of an f-string."""
 FORMS = {
     CSV: (("csv",), ""),
     JSON_LINES: (("json",), ""),
-    PARQUET: ((), "from pyarrow import parquet\n"),
+    PARQUET: ((), "from pyarrow import parquet, timestamp, types\n"),
 }
 """Format of a table → modules of the standard library and other imports of the function that reads it."""
 IMAGE_FORMS = {
@@ -86,6 +97,8 @@ class Source:
     sample_nbytes: int
     memory_nbytes: int = 0
     """Memory that the scripts take for the data, at most."""
+    parquet: bool = False
+    """True if the scripts read Parquet."""
     training_folder: str = ""
     """Folder in ``data`` with the training part, beside the folder ``test``; empty: ``data`` is the training part."""
 
@@ -99,6 +112,7 @@ def table_project(
     amounts = any(c.amount for c in facts.columns) or facts.amount is not None
     values = {
         **reader(table, "hashlib", "math", *(("re",) if amounts else ())),
+        "new_rows": Template(shared("new_rows")).substitute(read_as=READ_AS[table.form]).rstrip("\n"),
         "amount": f"\n\n\n{shared('amount')}".rstrip("\n") if amounts else "",
         "amount_column": AMOUNT_COLUMN if amounts else "",
         "target_value": f"amount(row[TARGET], {facts.amount!r})" if facts.amount else "number(row[TARGET])",
@@ -329,7 +343,8 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         data = f"`{source.data}`"
     elif isinstance(facts, TableFacts):
         goal = f"predicts the column `{facts.target}` of `{source.data.name}`"
-        predict = f"python predict.py new.csv   # a table with the columns of {source.data.name}"
+        new = f"new{source.data.suffix or '.parquet'}"
+        predict = f"python predict.py {new}   # a table of the same format, with the columns of {source.data.name}"
         data = f"`{source.data}`"
     else:
         goal = f"tells the {len(facts.classes)} classes of images in `{source.data.name}` apart"
@@ -349,6 +364,8 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
         "test": f" and `{source.test.name}` beside it" if source.test and not source.training_folder else "",
+        "here_too": PYARROW_HERE if source.parquet else "",
+        "in_job_too": PYARROW_IN_JOB if source.parquet else "",
         "most_wrong": MOST_WRONG.get(kind, ""),
         "race_row": RACE_ROW if settings.race else "",
         "race_file": f" --from-file={RACE}" if settings.race else "",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dljob.suggest.errors import DataError
+from dljob.suggest.wording import counted
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 PARTS = (("train", "training"), ("test", "val", "valid", "validation"))
@@ -103,13 +104,12 @@ def _left_out(parts: Sequence[Path], unread: Sequence[Path]) -> list[str]:
     for folder in unread:
         images = sum(file.suffix.lower() in SUFFIXES for file in _visible(folder))
         why = f"{parts[-1].name} is the test part" if _files(folder) else "they are not in a folder for each class"
-        found += [f"{images:,} images in {folder.name} are left out: {why}."] if images else []
+        words = counted(images, f"image in {folder.name} is", f"images in {folder.name} are")
+        found += [f"{words} left out: {why}."] if images else []
     others = [file for part in parts for file in _visible(part) if file.suffix.lower() not in SUFFIXES]
     if others := [file for file in others if file.parent not in parts]:
-        found.append(
-            f"{len(others):,} files in the folders of classes are left out, such as {others[0].name}: images end with "
-            f"{', '.join(sorted(SUFFIXES))}."
-        )
+        words = counted(len(others), "file in the folders of classes is", "files in the folders of classes are")
+        found.append(f"{words} left out, such as {others[0].name}: images end with {', '.join(sorted(SUFFIXES))}.")
     return found
 
 

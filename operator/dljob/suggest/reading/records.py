@@ -1,4 +1,4 @@
-"""Read JSON Lines and Parquet files as tables of cells."""
+"""Read tables by the format of their file, and JSON Lines as tables of cells."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table, decoded, read_bytes, read_table
+from dljob.suggest.reading.parquet import is_parquet_folder, read_parquet
+from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table, cell_of, decoded, read_bytes, read_table
 
 SUFFIXES = {
     ".csv": CSV,
@@ -21,14 +22,22 @@ SUFFIXES = {
 }
 
 
-def read_any_table(path: Path, delimiter: str | None = None, encoding: str | None = None) -> Table:
+def form_of(path: Path) -> str | None:
+    """Return the format of the table in a file, by its suffix, or in a folder of Parquet files. None: no table."""
+    return PARQUET if is_parquet_folder(path) else SUFFIXES.get(path.suffix.lower())
+
+
+def read_any_table(
+    path: Path, delimiter: str | None = None, encoding: str | None = None, *, one_column: bool = False
+) -> Table:
     """Return the table in a file, whose suffix says its format. Raise DataError for an option of another format.
 
     ``delimiter``: only for CSV files. ``encoding``: only for CSV and JSON Lines. None: found in the file.
+    ``one_column``: as in ``read_table``.
     """
-    form = SUFFIXES[path.suffix.lower()]
+    form = form_of(path)
     if form == CSV:
-        return read_table(path, delimiter, encoding)
+        return read_table(path, delimiter, encoding, one_column=one_column)
     if delimiter is not None:
         raise DataError(f"--delimiter: found {delimiter!r} for {path}; expected it for CSV files only. Remove it.")
     if form == JSON_LINES:
@@ -74,64 +83,16 @@ def read_json_lines(path: Path, encoding: str | None = None) -> Table:
                 '{"text": "…", "label": "…"}. Correct the line.'
             )
         found.append((line_number, record))
-    return _table(path, found, encoding, JSON_LINES, notes, "line")
+    return _table(path, found, encoding, notes)
 
 
-def read_parquet(path: Path) -> Table:
-    """Return the table in a Parquet file. Raise DataError without the package pyarrow, or for another file."""
-    try:
-        # An optional package, which the development environment does not have.
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise DataError(
-            f"{path}: found a Parquet file, but no Python package pyarrow; expected this package. Run pip install "
-            "pyarrow, or convert the file to CSV."
-        ) from None
-    read_bytes(path, content=False)
-    try:
-        records = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(
-            f"{path}: found no readable Parquet file ({' '.join(str(error).split())[:150]}); expected one. Write it "
-            "again."
-        ) from None
-    return _table(path, list(enumerate(records, 1)), "utf-8", PARQUET, (), "row")
-
-
-def _table(
-    path: Path,
-    records: list[tuple[int, Mapping[str, Any]]],
-    encoding: str,
-    form: str,
-    notes: tuple[str, ...],
-    unit: str,
-) -> Table:
+def _table(path: Path, records: list[tuple[int, Mapping[str, Any]]], encoding: str, notes: tuple[str, ...]) -> Table:
     names = tuple(dict.fromkeys(name for _, record in records for name in record))
     if not records or not names:
         raise DataError(f"{path}: found no record; expected one for each row of the table. Check the path.")
     if (blank := next((name for name in names if not name.strip()), None)) is not None:
         raise DataError(f"{path}: found a column with the name {blank!r}; expected a name. Rename it.")
     cells = tuple(
-        tuple(_cell(record.get(name), path, f"{unit} {number}", name) for name in names) for number, record in records
+        tuple(cell_of(record.get(name), path, f"line {number}", name) for name in names) for number, record in records
     )
-    return Table(path, names, cells, tuple(number for number, _ in records), encoding, ",", notes, form)
-
-
-def _cell(value: Any, path: Path, place: str, name: str) -> str:
-    """Return a value as the text that a CSV file would have for it. The written data.py does the same."""
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple | dict | bytes | set):
-        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, f"a value of type {type(value)}")
-        raise DataError(
-            f"{path}: {place}: column {name!r}: found {kind}; expected a text, a number, true, false or null. Give "
-            "each part a column of its own, or remove the column."
-        )
-    text = str(value).strip()
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DataError(
-            f"{path}: {place}: column {name!r}: found half of a surrogate pair (\\ud800 to \\udfff), which is no "
-            "character; expected text. Remove it."
-        )
-    return text
+    return Table(path, names, cells, tuple(number for number, _ in records), encoding, ",", notes, JSON_LINES)

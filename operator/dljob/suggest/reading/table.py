@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dljob.suggest.errors import DataError
 
@@ -23,6 +24,8 @@ UTF_16_AND_32 = {
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
+BINARY_NBYTES, MAX_CONTROLS = 65_536, 0.02
+"""A file is binary if this part of its first bytes are control characters. Random bytes have 10 %."""
 CSV, JSON_LINES, PARQUET = "csv", "jsonl", "parquet"
 
 
@@ -52,17 +55,22 @@ class Table:
         return [row[place] for row in self.cells]
 
 
-def read_table(path: Path, delimiter: str | None = None, encoding: str | None = None) -> Table:
+def read_table(
+    path: Path, delimiter: str | None = None, encoding: str | None = None, *, one_column: bool = False
+) -> Table:
     """Return the table in a CSV or TSV file, whose first row names the columns.
 
-    ``delimiter``, ``encoding``: None: found in the file. Raise DataError for a file that is empty, has rows of
-    different lengths, mixes encodings, or cannot be read.
+    ``delimiter``, ``encoding``: None: found in the file. ``one_column``: True if a column of texts is enough. Raise
+    DataError for a file that is empty, has rows of different lengths, mixes encodings, or cannot be read.
     """
-    text, encoding, notes = decoded(path, read_bytes(path), encoding)
+    raw = read_bytes(path)
+    if is_html(raw):
+        raise DataError(f"{path}: line 1: found a page of HTML; expected a table. Download the table itself.")
+    text, encoding, notes = decoded(path, raw, encoding)
     lines = text.splitlines()[:SNIFFED_LINES]
-    delimiter = delimiter or _delimiter(lines)
+    delimiter = delimiter or sniffed_delimiter(lines)
     names, cells, numbers = _rows(path, text, delimiter)
-    if len(names) == 1:
+    if len(names) == 1 and not one_column:
         raise DataError(
             f"{path}: found one column with the delimiter {delimiter!r}; expected a target and at least one other "
             "column. Pass --delimiter if the columns are separated by another character, such as --delimiter ' '."
@@ -84,12 +92,17 @@ def read_bytes(path: Path, *, content: bool = True) -> bytes:
             )
         raw = path.read_bytes() if content or not nbytes else b"."
     except OSError as error:
-        raise DataError(f"{path}: found {error.strerror}; expected a readable file. Check the path.") from None
+        raise DataError(f"{path}: found no readable file ({error.strerror}); expected one. Check the path.") from None
     if not raw.strip():
         raise DataError(f"{path}: found an empty file; expected data. Check the path.")
     if (packed := next((name for start, name in PACKED.items() if raw.startswith(start)), None)) is not None:
         raise DataError(f"{path}: found a {packed} file; expected text. Unpack it first, or export it as CSV.")
     return raw
+
+
+def is_html(raw: bytes) -> bool:
+    """Return True for the bytes of a page for browsers, such as a login page in the place of a file."""
+    return raw[:1000].lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower().startswith((b"<!doctype html", b"<html"))
 
 
 def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
@@ -118,10 +131,11 @@ def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tup
     except UnicodeDecodeError as error:
         first = error
     valid, invalid = _non_ascii_lines(raw)
+    _check_text(path, raw)
     if valid:
         raise DataError(
             f"{path}: line {invalid[0]}: found byte 0x{raw[first.start]:02x}, which is not UTF-8, but line {valid[0]} "
-            f"has UTF-8 characters; expected one encoding in the whole file. Convert the {len(invalid)} other lines, "
+            f"has UTF-8 characters; expected one encoding in the whole file. Convert such lines ({len(invalid):,}), "
             "or pass --encoding to read all lines in one encoding."
         )
     try:
@@ -132,10 +146,22 @@ def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tup
     return _without_nul(path, text), "cp1252", (note,)
 
 
+def _check_text(path: Path, raw: bytes) -> None:
+    """Raise DataError for binary data, such as a PDF or a picture. Text has hardly any control characters."""
+    start = raw[:BINARY_NBYTES]
+    controls = sum(byte < 32 and byte not in b"\0\t\n\v\f\r\x1a\x1b" for byte in start)
+    if controls > MAX_CONTROLS * len(start):
+        raise DataError(f"{path}: found binary data; expected text. Choose another file, or extract the text from it.")
+
+
 def _without_nul(path: Path, text: str) -> str:
     if "\0" in text:
+        _check_text(path, text.encode())
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(f"{path}: line {line}: found a NUL character; expected text. The file is not a CSV table.")
+        raise DataError(
+            f"{path}: line {line}: found a NUL character; expected text. If the file holds text, pass its encoding, "
+            "such as --encoding utf-16-le. Otherwise it is binary: choose another file."
+        )
     return text
 
 
@@ -162,7 +188,7 @@ def _non_ascii_lines(raw: bytes) -> tuple[list[int], list[int]]:
     return valid, invalid
 
 
-def _delimiter(lines: Sequence[str]) -> str:
+def sniffed_delimiter(lines: Sequence[str]) -> str:
     """Return the delimiter that splits most lines into the same number of fields, and into the most fields."""
 
     def quality(candidate: str) -> tuple[float, int]:
@@ -186,7 +212,7 @@ def looks_delimited(path: Path) -> bool:
     if len(filled) < 2:
         return False
     try:
-        widths = [len(row) for row in csv.reader(filled, delimiter=_delimiter(filled), skipinitialspace=True)]
+        widths = [len(row) for row in csv.reader(filled, delimiter=sniffed_delimiter(filled), skipinitialspace=True)]
     except csv.Error:
         return False
     width, count = Counter(widths).most_common(1)[0]
@@ -201,6 +227,29 @@ def numbers_between_blanks(path: Path) -> bool:
     if len(filled) < 2 or len({len(words) for words in filled}) > 1 or len(filled[0]) < 2:
         return False
     return all(2 * sum(map(_is_number, words)) >= len(words) for words in filled[1:])
+
+
+def cell_of(value: Any, path: Path, place: str, name: str) -> str:
+    """Return a value of a record as the text that a CSV file would have for it. The written data.py does the same.
+
+    Raise DataError for a value with parts. ``place``: its line or row, for the message. ``name``: its column.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple | dict | bytes | set):
+        kinds = {"list": "a list", "dict": "an object", "bytes": "binary data"}
+        kind = kinds.get(type(value).__name__, "several values")
+        raise DataError(
+            f"{path}: {place}: column {name!r}: found {kind}; expected a text, a number, true, false or null. Give "
+            "each part a column of its own, or remove the column."
+        )
+    text = str(value).strip()
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(
+            f"{path}: {place}: column {name!r}: found half of a surrogate pair (\\ud800 to \\udfff), which is no "
+            "character; expected text. Remove it."
+        )
+    return text
 
 
 def _rows(

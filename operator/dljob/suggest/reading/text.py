@@ -7,8 +7,11 @@ from pathlib import Path
 from dljob.suggest.errors import DataError
 from dljob.suggest.reading.images import PARTS
 from dljob.suggest.reading.table import MAX_NBYTES, Table, decoded, read_bytes
+from dljob.suggest.wording import counted
 
 SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
+BLANK_NBYTES = 2**16
+"""Larger files of blanks alone are errors, because nobody writes them on purpose."""
 FILE, FOLDER, CLASS_FOLDERS = "file", "folder", "class folders"
 """Formats in which no table holds the documents."""
 
@@ -79,7 +82,7 @@ def _of_files(path: Path, files: Sequence[tuple[Path, str]], encoding: str | Non
     encodings: dict[str, Path] = {}
     nbytes = empty = 0
     for file, label in files:
-        if not file.stat().st_size:
+        if file.stat().st_size <= BLANK_NBYTES and not file.read_bytes().strip():
             empty += 1
             continue
         raw = read_bytes(file)
@@ -95,11 +98,11 @@ def _of_files(path: Path, files: Sequence[tuple[Path, str]], encoding: str | Non
         places.append(str(file.relative_to(path)))
     if not documents:
         raise DataError(
-            f"{path}: found no text ({empty} empty files); expected files that end with {', '.join(sorted(SUFFIXES))}."
-            " Check the path."
+            f"{path}: found no text ({counted(empty, 'empty file', 'empty files')}); expected files that end with "
+            f"{', '.join(sorted(SUFFIXES))}. Check the path."
         )
     chosen, notes = _one_encoding(encodings)
-    notes += [f"{empty:,} empty files are left out."] if empty else []
+    notes += [f"{counted(empty, 'empty file is', 'empty files are')} left out."] if empty else []
     return Texts(path, tuple(documents), tuple(labels), tuple(places), chosen, form, notes=tuple(notes))
 
 
@@ -127,7 +130,9 @@ def texts_of_table(table: Table, text: str, target: str | None, missing: Collect
     notes = list(table.notes)
     if gap := len(own) - len(kept):
         first = table.lines[min(set(range(len(own))) - set(kept))]
-        notes.append(f"{gap:,} rows without a text or a class are left out; the first is {table.unit} {first}.")
+        lacking = "a text or a class" if target else "a text"
+        words = counted(gap, f"row without {lacking} is", f"rows without {lacking} are")
+        notes.append(f"{words} left out; the first is {table.unit} {first}.")
     if not kept:
         raise DataError(
             f"{table.path}: column {text!r}: found no text"

@@ -9,8 +9,6 @@ from dljob.suggest.recommendation.prediction import Prediction
 
 START_S = 8.0
 """Start of Python, PyTorch and MPI. Measured on two busy cores: 4 to 6 s."""
-EVALUATION = 0.15
-"""The evaluation takes this part of an epoch: a quarter of its samples, and the forward pass alone."""
 MARGIN = 0.9
 """Part of the time left that a prediction may fill. The script stops itself if it takes longer."""
 MIN_EPOCHS = 1 / 3
@@ -101,7 +99,7 @@ def total_s(model: tuple[Settings, Prediction], reading_s: float, pace: float) -
     settings, found = model
     if found.problem:
         return math.inf
-    return START_S + reading_s + pace * found.time_s * (1 + EVALUATION / settings.epochs)
+    return START_S + reading_s + pace * found.time_s * (1 + settings.evaluation / settings.epochs)
 
 
 def _cut(

@@ -33,6 +33,17 @@ IMAGE_PASSES = 45_000
 """Image passes of a training: 30 epochs of 1,500 images. Chosen, not measured."""
 
 
+PASS = 0.6
+"""Time of judging a sample, as a part of the time of a sample in the training: the forward pass alone. Rounded up."""
+HELD_OUT = 0.25
+"""Samples of the test part for each one of the training part, if the test part is a fifth of the data."""
+
+
+def evaluation(test: int, train: int) -> float:
+    """Return the time of the evaluation, as a part of that of an epoch. ``test``: samples of a separate test part."""
+    return PASS * (test / max(1, train) if test else HELD_OUT)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Settings that a race can choose. They change neither the size of a model nor the time of a step."""
@@ -72,6 +83,8 @@ class Settings:
     """Settings with which the recommended ones can be compared in a race; empty: a race is of no use."""
     race: bool = False
     """True: the training begins with a race."""
+    evaluation: float = PASS * HELD_OUT
+    """Time of the evaluation, as a part of that of an epoch."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -172,6 +185,7 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
         dropout=dropout,
         penalty=penalty,
         class_weights=facts.rare,
+        evaluation=evaluation(facts.test_rows, train),
         rivals=tuple(Candidate(*each) for each in others) if useful else (),
     )
 
@@ -217,6 +231,7 @@ def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> S
         augmentation="shift, turn, zoom" + (", mirror" if colours else ""),
         flip=colours,
         class_weights=facts.rare,
+        evaluation=evaluation(facts.test_images, train),
     )
 
 

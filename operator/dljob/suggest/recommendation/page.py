@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.inspection.text import TextFacts
+from dljob.suggest.recommendation.accuracy import accuracy_class
 from dljob.suggest.recommendation.limit import NO_LIMIT, race_s, total_s
 from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.prediction import Prediction
@@ -48,15 +49,17 @@ def page(
         "",
         "Predicted by the planner (data sheets; a first run replaces them by measurements)",
     ]
-    rows = [("model", "parameters", "time", "memory", "energy", "cost", "plan")]
+    rows = [("model", "parameters", "accuracy", "time", "memory", "energy", "cost", "plan")]
     for settings, found in models:
+        accuracy = accuracy_class(settings, facts, baseline)
         if found.problem:
-            rows.append((settings.name, f"{settings.parameters:,}", "no plan", "", "", "", found.problem))
+            rows.append((settings.name, f"{settings.parameters:,}", accuracy, "no plan", "", "", "", found.problem))
             continue
         rows.append(
             (
                 settings.name,
                 f"{settings.parameters:,}",
+                accuracy,
                 _seconds(found.time_s),
                 f"{found.memory_nbytes / 2**20:,.0f} MiB",
                 "unknown" if found.energy_J is None else f"{found.energy_J:,.0f} J",
@@ -64,7 +67,7 @@ def page(
                 found.summary,
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(7)]
+    widths = [max(len(row[i]) for row in rows) for i in range(8)]
     lines += ["  " + "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     return lines
 

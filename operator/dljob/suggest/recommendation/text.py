@@ -3,7 +3,7 @@
 from math import ceil
 
 from dljob.suggest.inspection.text import TextFacts
-from dljob.suggest.recommendation.model import FLOPS_PER_WEIGHT, Baseline, Settings, power_of_two
+from dljob.suggest.recommendation.model import FLOPS_PER_WEIGHT, Baseline, Settings, evaluation, power_of_two
 
 MAX_WORDS = 20_000
 """Vocabulary of a classifier. Rarer words are in too few documents to learn from."""
@@ -65,6 +65,7 @@ def _bag(facts: TextFacts, name: str, why: str, width: int, strength: float) -> 
         dropout=0.5 if width else 0.0,
         penalty=0.0 if width else strength / train / 2,
         class_weights=facts.rare,
+        evaluation=evaluation(facts.test_documents, train),
         vocabulary=words,
         length=length,
     )
@@ -89,6 +90,7 @@ def _transformer(facts: TextFacts, name: str, why: str, width: int, layers: int)
         layers=layers,
         dropout=0.2,
         class_weights=facts.rare,
+        evaluation=evaluation(facts.test_documents, train),
         vocabulary=words,
         length=length,
     )
@@ -133,4 +135,5 @@ def _gpt(facts: TextFacts, name: str, why: str, width: int, layers: int) -> Sett
         layers=layers,
         dropout=0.1,
         length=POSITIONS,
+        evaluation=evaluation(facts.test_nbytes, facts.nbytes),
     )

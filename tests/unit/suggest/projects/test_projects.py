@@ -1,10 +1,12 @@
 """The written projects: they are readable, their manifest is valid, and they train, judge and predict as they are."""
 
+import ast
 import csv
 import hashlib
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -183,10 +185,41 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        pytest.param("größe,b\n1,2\n".encode("cp1252"), "can't decode byte 0xf6", id="windows-1252"),
+        pytest.param("größe,b\n1,2\n".encode("utf-16"), "text in utf-8-sig with the delimiter ','", id="utf-16"),
+        pytest.param(b"", "found no row", id="empty"),
+        pytest.param("größe,b\n".encode(), "found no row", id="header"),
+        pytest.param("größe;b\n1;2\n".encode(), "found no column 'größe', but 'größe;b'", id="delimiter"),
+        pytest.param("größe,c\n1,2\n".encode(), "found no column 'b', but 'größe', 'c'", id="column"),
+        pytest.param(None, "No such file", id="no file"),
+    ],
+)
+def test_the_scripts_name_why_new_rows_cannot_be_read(raw: bytes | None, expected: str, tmp_path: Path) -> None:
+    """Fixed bug: they named a missing column, or ended with a traceback, if the encoding was another or a row missing."""
+    lines = ["größe,b,target", *(f"{i / 2},{i % 3},{i % 2}" for i in range(40))]
+    (tmp_path / "data.csv").write_text("\n".join(lines), encoding="utf-8")
+    subject = read_subject(Options(tmp_path / "data.csv"))
+    project = subject.project(subject.models(None)[0], None)
+    if raw is not None:
+        (tmp_path / "new.csv").write_bytes(raw)
+    for name in ("predict.py", "baseline.py"):
+        found: dict[str, Any] = {"csv": csv, "sys": sys}
+        exec(project["data.py"], found)
+        tree = ast.parse(project[name])
+        own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "new_rows"]
+        exec(compile(ast.Module(own, []), name, "exec"), found)
+        with pytest.raises(SystemExit) as error:
+            found["new_rows"](tmp_path / "new.csv")
+        assert expected in str(error.value) and str(error.value).startswith(str(tmp_path / "new.csv"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["missing.csv"], "no such file"),
-        (["data.parquet"], "pip install pyarrow"),
+        (["data.parquet"], "found no readable Parquet file"),
         (["data.xlsx"], "Excel"),
         (["data.csv", "--target", "price"], "--target"),
         (["data.csv", "--image-size", "-5"], "--image-size: found -5"),

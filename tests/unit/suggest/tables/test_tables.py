@@ -224,7 +224,9 @@ class TestTraps:
         facts(path, rows())
         other = tmp_path / "test.csv"
         other.write_text("age,income,bought\n99,0.77,Yes\n98,0.66,No\n", encoding="utf-8")
-        with pytest.raises(DataError, match=r"test\.csv: column 'bought': found 'Yes'; expected its classes .*: .*yes"):
+        with pytest.raises(
+            DataError, match=r"test\.csv: line 2: column 'bought': found 'Yes'; expected its classes .*: .*yes"
+        ):
             inspect_table(read_table(path), "bought", None, read_table(other))
         other.write_text("age,income,bought\n99,0.77,yes\n98,0.66,maybe\n", encoding="utf-8")
         found = inspect_table(read_table(path), "bought", None, read_table(other))
