@@ -1,6 +1,5 @@
 """Test of scratch space and of evictions because of storage, against a real API server and StatefulSet controller."""
 
-
 import pytest
 
 from support.cluster.fake_nodes import HollowNodes
