@@ -1,29 +1,45 @@
-"""Run a rank of the built-in trainer without its evaluation, and print its main memory at several times."""
+"""Run a rank of the built-in trainer, and print its main memory at several times.
+
+The rank evaluates its first held-out samples only: two whole batches and a smaller one.
+"""
 
 import json
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
-def resident_nbytes() -> int:
-    """Return the main memory of this process that is resident now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def resident_nbytes(kind: str = "VmRSS") -> int:
+    """Return the main memory of this process that is resident now. ``kind``: a field of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{kind}:")))
 
 
 def main() -> None:
+    """Run the rank of the plan in ``$DLTRAIN_PLAN``, with one thread. Exit the process."""
+    torch.set_num_threads(1)
     from dltrain.builtin import rank
+    from dltrain.builtin.evaluation import largest_batch
+    from dltrain.data.datasets import Dataset
     from dltrain.train import session
     from dltrain.train.trainer import Trainer
 
     created: list[int] = []
+    mine: Callable[[Trainer, Dataset], NDArray[np.int64]] = rank._mine
+
+    def first(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
+        return mine(trainer, data)[: 2 * largest_batch(trainer.plan, trainer.shares, trainer.rank) + 1]
 
     def measured(trainer: Trainer) -> None:
         train_tiny_model()
-        started, wrap = resident_nbytes(), trainer.wrap
+        row = {"rank": trainer.rank, "started": resident_nbytes(), "anonymous": resident_nbytes("RssAnon")}
+        wrap = trainer.wrap
 
         def wrapped(*args: Any, **named: Any) -> Any:
             found = wrap(*args, **named)
@@ -32,10 +48,10 @@ def main() -> None:
 
         trainer.wrap = wrapped  # type: ignore[method-assign]
         rank.train(trainer)
-        row = {"started": started, "created": created[0], "peak": peak_nbytes()}
+        row |= {"created": created[0], "peak": peak_nbytes(), "shared": resident_nbytes("RssShmem")}
         sys.stderr.write(f"memory {json.dumps(row)}\n")
 
-    rank.evaluate = lambda *_: 0.0  # its batches of 256 samples would need more memory than the training
+    rank._mine = first
     session.leave(session.run(measured))
 
 

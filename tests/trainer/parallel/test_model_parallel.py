@@ -129,7 +129,7 @@ def test_the_planner_predicts_the_trainers_parts(name: str, data: InputShape) ->
     total = sum(cost.operations for cost in layer_costs)
     assert len(planned.stages) == sum(cost.parameters > 0 for cost in layer_costs), "the maximum number of stages"
     for predicted in planned.stages:
-        stages = len(predicted.outputs)
+        stages = len(predicted.stages)
         begins = cut(layer_costs, stages)
         measured = (
             max(sum(c.operations for c in layer_costs[a:b]) for a, b in pairwise([*begins, len(layer_costs)])) / total

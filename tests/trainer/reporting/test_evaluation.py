@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,20 @@ def test_ranks_of_a_script_with_init_analyse_together(tmp_path: Path) -> None:
     classes = document.analysis.analysis.classification
     assert classes is not None and classes.names == ("setosa", "versicolor", "virginica")
     assert document.outcome is not None and document.outcome.accuracy == classes.accuracy > 0.5
+
+
+def test_predictions_of_a_batch_are_freed_before_the_next_batch() -> None:
+    """Predictions with a graph hold the activations of a batch. Two of them would need more memory than training."""
+    earlier: list[weakref.ref[torch.Tensor]] = []
+
+    def logits() -> torch.Tensor:
+        assert not any(reference() is not None for reference in earlier), "predictions of an earlier batch exist"
+        made = torch.eye(3, requires_grad=True) * 2
+        earlier.append(weakref.ref(made))
+        return made
+
+    found = evaluate((logits(), torch.arange(3)) for _ in range(3))
+    assert found is not None and found.samples == 9 and len(earlier) == 3
 
 
 def test_other_models_are_printed_beside_the_model() -> None:

@@ -18,7 +18,7 @@ from dltrain.analysis.collection import Collection
 from dltrain.asynchronous import training
 from dltrain.batch.shares import apportion
 from dltrain.builtin import saved_model
-from dltrain.builtin.evaluation import collect, count_correct, mean_loss
+from dltrain.builtin.evaluation import collect, count_correct, largest_batch, mean_loss
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load, some_samples
@@ -147,7 +147,8 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
         if trainer.complete or trainer.plan.until is not None:
             accuracy = _analysed(trainer, predict, data, chosen)
         else:
-            right, seen = trainer.sum(count_correct(predict, data, chosen, trainer.device))
+            largest = largest_batch(trainer.plan, trainer.shares, trainer.rank)
+            right, seen = trainer.sum(count_correct(predict, data, chosen, trainer.device, largest))
             accuracy = right / seen
     model.train()
     return accuracy
@@ -164,8 +165,9 @@ def _analysed(
     If each rank computes a part of each layer, all ranks of a replica have the same predictions. Only those of the
     first one count then.
     """
-    found = collect(predict, data, chosen, trainer.device)
     plan = trainer.plan
+    largest = largest_batch(plan, trainer.shares, trainer.rank)
+    found = collect(predict, data, chosen, trainer.device, largest)
     if plan.splits_model and trainer.rank % plan.split_over and not isinstance(trainer.parallel, Pipeline):
         found = Collection()
     analysis = share(found, data.labels, trainer)
@@ -199,7 +201,8 @@ def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optim
 
     def right(chosen: NDArray[np.int64]) -> tuple[int, int]:
         network.eval()
-        found = count_correct(network, data, chosen, trainer.device)
+        largest = largest_batch(trainer.plan, trainer.shares, trainer.rank)
+        found = count_correct(network, data, chosen, trainer.device, largest)
         network.train()
         return found
 

@@ -59,6 +59,7 @@ def evaluate(
     if targets is None:
         for batch in predictions:
             collection.add(*_checked(batch))
+            del batch  # Its graph, if it has one, would else be in memory beside that of the next batch.
     else:
         collection.add(predictions, targets, index)
     if collection.seems_classification and script_reports.is_rank_0():

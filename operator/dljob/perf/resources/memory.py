@@ -3,6 +3,7 @@
 The memory is a fixed amount, plus an amount for each sample in the batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -39,6 +40,18 @@ MARGIN = 1.1
 GROWTH_MARGIN = 1.25
 """Factor on the predicted main memory of a rank on CPUs, because Kubernetes kills a pod that exceeds its limit. With
 this factor, 98 of 100 generated networks need less than predicted (benchmarks/perfmodel/structure_regression.py)."""
+PART: Mapping[str, float] = {"process": 2.8e7, "parameter_B": 1.25, "largest_B": 1.25}
+"""Term of ``structure.GROWTH`` → bytes for a rank with a part of a model on CPUs, or for one byte of the term.
+
+With ``PART_KEPT``, they are above all measurements of ``benchmarks/training/model_split/memory.py``, so no further
+margin is added."""
+PART_KEPT: Mapping[str, float] = {"Pipeline": 1.5, "Tensor": 1.7, "convolutions": 1.9}
+"""Strategy → bytes for one byte of samples and kept activations; for all models with convolutions, whose kernels copy
+tensors to other layouts, the value of ``convolutions``."""
+PART_REPLICATED = 2.0
+"""Additional bytes for a byte of a part's parameters if the model has replicas. With two replicas of two stages of
+resnet18, the peak was 165 MiB in one run and 228 in another. The larger part has 40 MiB of parameters. Presumably, MPI
+buffers the gradients that a faster peer has sent."""
 PREFETCHED_BATCHES = 2
 """Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
@@ -110,6 +123,30 @@ def held_nbytes(
         "largest_B": largest_nbytes,
     }
     return PROCESS_NBYTES + GROWTH_MARGIN * structure.total(terms, _coefficients(growth))
+
+
+def part_nbytes(
+    state_nbytes: float,
+    kept_nbytes: float,
+    largest_nbytes: float,
+    is_gpu: bool,
+    growth: TermFactors = (),
+    kept_factor: float = PART_KEPT["convolutions"],
+) -> float:
+    """Return the memory in bytes of a rank with a part of a model, including its process or CUDA context.
+
+    ``kept_factor``: a value of ``PART_KEPT``. The other arguments are those of ``held_nbytes``. Of ``growth``, only
+    factors above 1 count, because they were measured with whole networks.
+    """
+    if is_gpu:
+        return GPU_CONTEXT_NBYTES + MARGIN * (state_nbytes + kept_nbytes + largest_nbytes)
+    amounts = {
+        "parameter_B": PART["parameter_B"] * state_nbytes,
+        "kept_B": kept_factor * kept_nbytes,
+        "largest_B": PART["largest_B"] * largest_nbytes,
+    }
+    factors = {term: max(1.0, factor) for term, factor in growth}
+    return PROCESS_NBYTES + PART["process"] + sum(factors.get(term, 1.0) * n for term, n in amounts.items())
 
 
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from dljob.perf.resources.memory import PREFETCHED_BATCHES
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
@@ -28,26 +29,35 @@ MAX_STAGES = 64
 
 
 @dataclass(frozen=True)
+class Stage:
+    """One pipeline stage. Elements are per sample."""
+
+    parameters: int
+    outputs: float
+    """Output elements of the stage's layers, as a fraction of those of all layers."""
+    input_elements: float
+    """Elements that the stage receives from the stage before; 0 for the first stage."""
+    largest_elements: float
+    """Elements of the largest input or output of a layer."""
+
+
+@dataclass(frozen=True)
 class Stages:
-    """A split of a model into pipeline stages. Fractions refer to the whole model."""
+    """A split of a model into pipeline stages."""
 
     arithmetic: float
-    """Fraction of the arithmetic that the busiest stage does."""
-    parameters: int
-    """Number of parameters in the stage with the most."""
-    outputs: tuple[float, ...]
-    """Fraction of all layers' output elements in each stage."""
-    boundary_elements: float
-    """Elements per sample that one stage sends to the next, at the largest boundary."""
+    """Fraction of the model's arithmetic that the busiest stage does."""
+    stages: tuple[Stage, ...]
 
-    def activations(self, micro_batches: int) -> float:
-        """Return the largest activation memory of a stage, divided by that of one micro-batch in the whole model.
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters in the stage with the most."""
+        return max(stage.parameters for stage in self.stages)
 
-        A stage keeps the activations of several micro-batches at the same time. Their number is the number of stages
-        from this stage to the last stage, but at most ``micro_batches``, the number of micro-batches in a step.
-        """
-        stages = len(self.outputs)
-        return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
+    @property
+    def boundary_elements(self) -> float:
+        """Return the elements per sample that one stage sends to the next, at the largest boundary."""
+        return max(stage.input_elements for stage in self.stages)
 
 
 def _operations(layer: Layer) -> float:
@@ -103,14 +113,17 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
             [layer for block in blocks[a:b] for layer in block]
             for a, b in zip(begins, [*begins[1:], len(blocks)], strict=True)
         ]
-        found.append(
-            Stages(
-                arithmetic=max(sum(map(_operations, part)) for part in parts) / total,
-                parameters=max(sum(layer.parameters for layer in part) for part in parts),
-                outputs=tuple(sum(layer.output_elements for layer in part) / outputs for part in parts),
-                boundary_elements=max((part[-1].output_elements for part in parts[:-1]), default=0.0),
+        inputs = [0.0, *(part[-1].output_elements for part in parts[:-1])]
+        stages = tuple(
+            Stage(
+                parameters=sum(layer.parameters for layer in part),
+                outputs=sum(layer.output_elements for layer in part) / outputs,
+                input_elements=received,
+                largest_elements=max(received, *(layer.output_elements for layer in part)),
             )
+            for part, received in zip(parts, inputs, strict=True)
         )
+        found.append(Stages(max(sum(map(_operations, part)) for part in parts) / total, stages))
     return tuple(found)
 
 
@@ -215,10 +228,62 @@ def state_nbytes(workload: Workload) -> float:
     return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
 
 
-def held_nbytes(workload: Workload, parameters: float) -> float:
-    """Return the bytes of some parameters of the model with their gradients, optimizer state and 16-bit copies.
+@dataclass(frozen=True)
+class Held:
+    """Bytes of the tensors of a rank with a part of a model."""
 
-    ``parameters``: the number of these parameters.
+    parameters: float
+    """Bytes of the parameters alone."""
+    state: float
+    """Parameters, gradients, optimizer state and 16-bit copies."""
+    kept: float
+    """Samples, and activations that are kept for the backward pass."""
+    largest: float
+    """The largest activations that exist only briefly."""
+
+
+def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: int) -> list[Held]:
+    """Return the tensors of each pipeline stage.
+
+    A stage keeps the activations of several micro-batches at the same time. Their number is the number of stages from
+    this stage to the last stage, but at most ``micro_batches``, the number of micro-batches in a step. Every stage
+    loads whole batches of ``batch`` samples.
     """
+    samples, found = ceil(batch / micro_batches), list[Held]()
+    for i, stage in enumerate(stages.stages):
+        received = REAL_NBYTES * stage.input_elements
+        each = stage.outputs * workload.activation_nbytes + received
+        kept = min(micro_batches, len(stages.stages) - i) * samples * each
+        largest = samples * min(workload.transient_nbytes, 2.0 * REAL_NBYTES * stage.largest_elements)
+        loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
+        found.append(_held(workload, stage.parameters, kept + loaded, largest))
+    return found
+
+
+def tensor_held(workload: Workload, pairs: Pairs, ranks: int, batch: int) -> Held:
+    """Return the tensors of the tensor-parallel rank with the most units, of ``ranks`` ranks.
+
+    ``batch``: samples that each of the ranks processes at the same time. All-reduces have a buffer for each size of
+    activations.
+    """
+    share = kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
+    kept = batch * kept_part(pairs.outputs, pairs.units, ranks) * workload.activation_nbytes
+    buffers = REAL_NBYTES * batch * sum(set(pairs.summed_elements))
+    loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
+    return _held(workload, share * workload.parameters, kept + buffers + loaded, batch * workload.transient_nbytes)
+
+
+def _held(workload: Workload, parameters: float, kept: float, largest: float) -> Held:
     copies = workload.parameter_copies_nbytes * parameters / max(1, workload.parameters)
-    return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters + copies
+    state = (2 + workload.optimizer_slots) * REAL_NBYTES * parameters + copies
+    return Held(REAL_NBYTES * parameters, state, kept, largest)
+
+
+def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
+    """Return the bytes that each rank needs in addition while rank 0 gathers the state for a checkpoint.
+
+    Each rank serializes the model and then the optimizer state of its part, which takes two copies of the larger one.
+    Rank 0 also receives the parts of the others, one after the other, and assembles the whole state.
+    """
+    messages = [2 * max(1.0, workload.optimizer_slots) * part.parameters for part in parts]
+    return [state_nbytes(workload) + max(messages), *messages[1:]]

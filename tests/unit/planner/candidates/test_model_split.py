@@ -72,10 +72,17 @@ def test_model_parallel_rank_needs_less_memory() -> None:
 
 
 def test_only_checkpoints_need_memory_for_the_whole_state() -> None:
-    state_nbytes = split.state_nbytes(builtin("gpt-mini", None))
-    for request in (replace(PIPELINE, stages=2), TENSOR):
+    """And for messages of rank 0 and the others: two copies of a part's parameters or optimizer state."""
+    workload = builtin("gpt-mini", None)
+    state_nbytes, model = split.state_nbytes(workload), split.cut_up(workload)
+    assert model.pairs is not None
+    two = split.stages_held(workload, model.cut_into(2), 8, 64)
+    tensor = [split.tensor_held(workload, model.pairs, 4, 64)] * 4
+    for request, parts in ((replace(PIPELINE, stages=2), two), (replace(TENSOR, nodes_min=4), tensor)):
         saved, unsaved = (decided(replace(request, checkpoints=kept), FOUR).chosen.prediction for kept in (True, False))
-        assert saved.memory_nbytes - unsaved.memory_nbytes == pytest.approx(state_nbytes, abs=1)
+        most = max(2 * part.parameters for part in parts)
+        assert split.gathering_nbytes(workload, parts)[0] == pytest.approx(state_nbytes + most, abs=1)
+        assert state_nbytes / 2 < saved.memory_nbytes - unsaved.memory_nbytes <= state_nbytes + most + 1
 
 
 def test_units_limit_tensor_parallel_ranks() -> None:

@@ -56,6 +56,8 @@ class ModelParallel(DataParallel):
     It exchanges the values that ranks share at every step, gathers checkpoints and splits the optimizer.
     """
 
+    copies_state = True  # the gathered tensors are copies in rank 0's main memory
+
     def __init__(
         self,
         model: nn.Module,

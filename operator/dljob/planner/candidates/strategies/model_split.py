@@ -300,28 +300,25 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, checkpoints: bool) -> int:
     """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica.
 
-    With ``checkpoints``, on CPUs, this includes the parameters and optimizer state of the whole model
-    (``split.state_nbytes``), because rank 0 gathers the state for a checkpoint in main memory, and all pods have the
-    same size. Each rank creates only its part of the model.
+    With ``checkpoints``, on CPUs, this includes what ranks need while rank 0 gathers the state of the whole model in
+    main memory (``split.gathering_nbytes``). All pods have the same size, so the rank with the most memory counts. Each
+    rank creates only its part of the model.
     """
     workload, ranks, is_gpu = model.workload, candidate.split_over, candidate.part.option.pool.is_gpu
     growth = candidate.part.option.device.growth_factors
-    samples = ceil(batch / candidate.micro_batches)
     if candidate.strategy == "Pipeline":
-        stages = model.cut_into(ranks)
-        held = split.held_nbytes(workload, stages.parameters)
-        kept = samples * stages.activations(candidate.micro_batches) * workload.activation_nbytes
+        parts = split.stages_held(workload, model.cut_into(ranks), candidate.micro_batches, batch)
     else:
-        pairs = model.pairs
-        assert pairs is not None, "checked before"
-        share = split.kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
-        held = split.held_nbytes(workload, share * workload.parameters)
-        outputs = split.kept_part(pairs.outputs, pairs.units, ranks)
-        kept = samples * outputs * workload.activation_nbytes
-    kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    state = split.state_nbytes(workload) if checkpoints and not is_gpu else 0.0
-    largest, convolves = samples * workload.transient_nbytes, workload.has_convolutions
-    return int(state + memory.held_nbytes(held, kept, largest, is_gpu, growth, convolves))
+        assert model.pairs is not None, "checked before"
+        parts = [split.tensor_held(workload, model.pairs, ranks, ceil(batch / candidate.micro_batches))] * ranks
+    factor = memory.PART_KEPT["convolutions" if workload.has_convolutions else candidate.strategy]
+    needed = [memory.part_nbytes(each.state, each.kept, each.largest, is_gpu, growth, factor) for each in parts]
+    if not is_gpu and candidate.replicas > 1:
+        needed = [n + memory.PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
+    if not is_gpu and checkpoints:
+        gathering = split.gathering_nbytes(workload, parts)
+        needed = [n + more for n, more in zip(needed, gathering, strict=True)]
+    return int(max(needed))
 
 
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:

@@ -1,0 +1,92 @@
+"""Tests of the memory that plans predict for ranks with a part of a model, against measured peaks."""
+
+from statistics import median
+from typing import Any, Literal
+
+import pytest
+
+from dljob.perf.resources import memory
+from dljob.perf.step import model_split as split
+from dljob.perf.workload.workload import builtin
+from dljob.planner import Request
+from support.planner_questions import decided, view
+
+MIB = 2**20
+MEASURED: list[tuple[str, int, Literal["Pipeline", "Tensor"], int, int, float]] = [
+    ("digits-cnn", 64, "Pipeline", 2, 1, 11),
+    ("digits-cnn", 64, "Pipeline", 4, 1, 11),
+    ("gpt-mini", 32, "Pipeline", 2, 1, 77),
+    ("gpt-mini", 32, "Pipeline", 4, 1, 63),
+    ("gpt-mini", 32, "Pipeline", 4, 2, 49),
+    ("gpt-mini", 32, "Tensor", 2, 1, 164),
+    ("gpt-mini", 32, "Tensor", 4, 1, 153),
+    ("gpt-mini", 32, "Tensor", 4, 2, 101),
+    ("gpt-mini", 128, "Pipeline", 2, 1, 212),
+    ("gpt-mini", 128, "Tensor", 2, 1, 670),
+    ("lenet", 64, "Pipeline", 2, 1, 14),
+    ("lenet", 64, "Tensor", 2, 1, 20),
+    ("mlp", 512, "Pipeline", 2, 1, 11),
+    ("mlp", 512, "Tensor", 2, 1, 14),
+    ("resnet18", 16, "Pipeline", 2, 1, 163),
+    ("resnet18", 16, "Pipeline", 4, 1, 132),
+    ("resnet18", 16, "Pipeline", 4, 2, 228),
+    ("resnet18", 64, "Pipeline", 2, 1, 230),
+    ("resnet50", 8, "Pipeline", 2, 1, 304),
+    ("resnet50", 8, "Pipeline", 4, 1, 236),
+]
+"""Model, global batch size, strategy, ranks, replicas, and the peak in MiB of the rank with the most, beside its process.
+
+From ``benchmarks/training/model_split/memory.py``, in float32 with SGD and momentum, without checkpoints, four
+micro-batches in pipelines."""
+
+
+def predicted_nbytes(model: str, batch: int, strategy: Literal["Pipeline", "Tensor"], ranks: int, replicas: int) -> int:
+    """Return what the plan adds to the memory of a process."""
+    stages: dict[str, Any] = {"stages": ranks // replicas, "micro_batches": 4} if strategy == "Pipeline" else {}
+    request = Request(
+        job="j", global_batch=batch, total_steps=10, model=model, strategy=strategy, replicas=replicas,
+        checkpoints=False, nodes_min=ranks, nodes_max=ranks, **stages,
+    )  # fmt: skip
+    chosen = decided(request, view({"count": ranks, "cpu": 1, "memory": "8Gi"})).chosen
+    return chosen.prediction.memory_nbytes - memory.PROCESS_NBYTES
+
+
+def test_plans_are_above_measured_peaks_and_close_to_them() -> None:
+    ratios = {row[:-1]: predicted_nbytes(*row[:-1]) / MIB / row[-1] for row in MEASURED}
+    assert min(ratios.values()) >= 1, ratios
+    assert median(ratios.values()) <= 1.3, ratios
+
+
+def test_only_measured_factors_above_1_count_for_a_part() -> None:
+    """They were measured with whole networks, so a lower factor does not show that a part needs less."""
+    plain = memory.part_nbytes(1e8, 1e8, 1e7, False)
+    assert memory.part_nbytes(1e8, 1e8, 1e7, False, (("kept_B", 0.5), ("process", 0.5))) == plain
+    more = memory.part_nbytes(1e8, 1e8, 1e7, False, (("kept_B", 1.5), ("parameter_B", 0.5)))
+    assert more - plain == pytest.approx(0.5 * memory.PART_KEPT["convolutions"] * 1e8)
+    gpu = memory.part_nbytes(1e8, 1e8, 1e7, True, (("kept_B", 1.5),))
+    assert gpu == memory.GPU_CONTEXT_NBYTES + memory.MARGIN * 2.1e8
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4, 16])
+def test_tensors_of_stages(micro_batches: int) -> None:
+    """Stage s keeps the activations of at most p - s micro-batches, and every stage loads all samples."""
+    workload = builtin("resnet18", None)
+    stages = split.cut_up(workload).cut_into(4)
+    held = split.stages_held(workload, stages, micro_batches, 16 * micro_batches)
+    assert sum(each.state for each in held) == pytest.approx(12 * workload.parameters), "three values per parameter"
+    for i, (stage, each) in enumerate(zip(stages.stages, held, strict=True)):
+        samples = 16 * min(micro_batches, 4 - i)
+        loaded = memory.PREFETCHED_BATCHES * 16 * micro_batches * workload.sample_nbytes
+        kept = stage.outputs * workload.activation_nbytes + 4 * stage.input_elements
+        assert each.kept == pytest.approx(samples * kept + loaded)
+        assert 0 < each.largest <= 16 * workload.transient_nbytes
+
+
+def test_the_stage_with_the_most_memory_counts() -> None:
+    """The first stage of resnet18 has most activations, and the last one most parameters."""
+    few, many = (predicted_nbytes("resnet18", batch, "Pipeline", 2, 1) for batch in (4, 128))
+    workload = builtin("resnet18", None)
+    stages = split.cut_up(workload).cut_into(2).stages
+    assert few > memory.PART["parameter_B"] * 12 * stages[1].parameters
+    kept = 2 * 32 * stages[0].outputs * workload.activation_nbytes
+    assert many > memory.PART_KEPT["convolutions"] * kept > memory.PART["parameter_B"] * 12 * stages[1].parameters
