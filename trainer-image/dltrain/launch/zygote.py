@@ -40,8 +40,6 @@ MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
 """Folder with dltrain's own versions of other packages, such as ``horovod``. Installed packages take precedence."""
 
-LAST_TURN_S = 0.1
-"""Maximum time in seconds for which a thread keeps the interpreter at the end. Most scripts are cleared in less."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -276,9 +274,9 @@ def end_gloo_threads() -> None:
     unmodified DistributedDataParallel script on CPUs aborted in about one of five exits.
 
     This function also clears the main module, so that the last reference to the model disappears before the exit.
-    Daemon threads of the script may still run, as they do until the very end of an interpreter. They must not see the
-    module without its variables: they get no turn meanwhile, as far as that can be avoided, and their errors are not
-    shown.
+    Daemon threads of the script may still run, as they do until the very end of an interpreter. They may see the module
+    without its variables, so their errors are not shown. Threads are not kept from running meanwhile: a model that is
+    deleted may wait for a thread of gloo, which needs a turn to end.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
@@ -286,7 +284,6 @@ def end_gloo_threads() -> None:
     if distributed.is_initialized():
         distributed.destroy_process_group()
     threading.excepthook = _ignore_daemon_threads
-    sys.setswitchinterval(LAST_TURN_S)
     clear_variables(sys.modules["__main__"].__dict__)
 
 
