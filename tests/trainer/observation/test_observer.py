@@ -247,7 +247,7 @@ def trained(x, y):
     found, ended = observed(tmp_path, loop(model=model, loss="trained(x, y)"))
     assert found and ended.stderr.count("\n") == 1
     broken = python(loop(loss="model(y)"), str(tmp_path / "nothing"))
-    assert broken.returncode == 1 and "RuntimeError" in broken.stderr and "dljob" not in broken.stderr
+    assert broken.returncode == 1 and "RuntimeError" in broken.stderr and "dljob: " not in broken.stderr
 
 
 @pytest.mark.parametrize("script", ["print('done')", "import json\nprint('done')"])
