@@ -121,7 +121,8 @@ def _refused(environ: dict[str, Any], start: Any, status: int, code: str, answer
     # S3 and STS answer differently. STS is asked at the root of the server.
     text = (error if environ["PATH_INFO"].strip("/") else f"<ErrorResponse>{error}</ErrorResponse>").encode()
     start(f"{status} {code}", [("Content-Type", "application/xml"), ("Content-Length", str(len(text)))])
-    return [text]
+    # An answer to HEAD has no body. Clients would read one as the next answer of the connection.
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [text]
 
 
 @contextlib.contextmanager
