@@ -1,6 +1,6 @@
 """Forecasts with the policy ``dljob, all jobs``: what the operator knows of the jobs, for ``forecast_jointly``."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -66,20 +66,12 @@ class JointForesight:
     calibration: Calibration = field(default_factory=Calibration)
     seen: dict[str, tuple[float, JointJob]] = field(default_factory=dict)
     """The moment at which each job arrived, and the job as it was then."""
-    first: dict[str, tuple[float, Interval]] = field(default_factory=dict)
-    """For each waiting job: when its wait was first forecast, and that wait."""
     stream: Sequence[Job] = ()
     """All jobs of the simulation. Only a forecaster that knows the truth may read them."""
 
     def arrived(self, state: State, options: tuple[Option, ...], spread: float) -> None:
         job = JointJob((state.job.namespace, state.job.name), 0, options, spread)
         self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
-
-    def learn(self, now_s: float, waiting: Collection[str]) -> None:
-        """Learn from the jobs that have started."""
-        for name in self.first.keys() - set(waiting):
-            made_s, wait = self.first.pop(name)
-            self.calibration.note(wait, now_s - made_s)
 
     def forecast(
         self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge
@@ -89,9 +81,7 @@ class JointForesight:
             return self._with_truth(now_s, jobs, free, arrivals=knows is Knowledge.ARRIVALS)
         recent = [RecentJoint(now_s - at_s, job) for at_s, job in self.seen.values() if now_s - at_s < WINDOW_S]
         found = forecast_jointly(JointQueue(jobs, free, COSTS, recent))
-        for (_, name), each in found.items():
-            self.first.setdefault(name, (now_s, each.start))
-        return {name: self.calibration.forecast(each).start for (_, name), each in found.items()}
+        return {name: self.calibration.forecast_of(name, now_s, each).start for (_, name), each in found.items()}
 
     def _with_truth(
         self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], *, arrivals: bool

@@ -228,7 +228,7 @@ class Operator:
                 self.joint.arrived(state, options(state), self.spread)
             else:
                 self.foresight.arrived(state.job, self._waiter(state, states))
-        self.joint.learn(now_s, [state.job.name for state in waiting])
+        self.joint.calibration.learn([state.job.name for state in waiting], now_s)
         if all(state.job.name in self.foresight.start for state in waiting):
             return
         if self.all_jobs:

@@ -115,7 +115,7 @@ def read_subject(options: Options) -> Subject:
         raise DataError(f"{path}: found a pipe or a device; expected a file or a folder. Write the data to a file.")
     if path.is_dir() and not is_archive(path) and not has_images(path):
         _check_folder(path, options.task)
-    if is_parquet_folder(path) and not has_images(path) and options.task != IMAGE_CLASSIFICATION:
+    if options.task != IMAGE_CLASSIFICATION and not has_images(path) and is_parquet_folder(path):
         return _of_table(options)
     if path.is_dir() and not is_archive(path) and _holds_text(options):
         return _folder(options)

@@ -98,8 +98,7 @@ class Outlooks:
         self._cache, self._book, self._queue, self._pods, self._metrics = cache, book, queue, pods, metrics
         self._clock, self._now, self._joint = clock, now, joint
         self._calibration = Calibration()
-        self._first: dict[JobKey, tuple[float, Interval]] = {}
-        """For each waiting job in a joint assignment: when its wait was first forecast, and that wait."""
+        """Of the forecasts of waiting jobs in a joint assignment."""
         self._alone: dict[JobKey, _Alone] = {}
         self._plans = PossiblePlans(clock)
         self._whole: ClusterView | None = None
@@ -227,17 +226,14 @@ class Outlooks:
 
     def forget_others(self, waiting: Mapping[JobKey, ParsedJob]) -> None:
         """Forget all jobs that are not in ``waiting``. Learn from the waits of those that have devices now."""
-        for key in self._first.keys() - waiting.keys():
-            made_s, wait = self._first.pop(key)
-            if self._queue.holds_devices(key):
-                self._calibration.note(wait, self._clock() - made_s)
+        self._calibration.learn(waiting.keys(), self._clock(), self._queue.holds_devices)
         for state in (self._alone, self._found, self._queue.run_p90_s):
             for gone in state.keys() - waiting.keys():
                 del state[gone]
         self._news &= waiting.keys()
 
     def forget_all(self) -> None:
-        self._first.clear()
+        self._calibration.forget_waits()
         self.forget_others({})
         self._plans.clear()
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
@@ -268,7 +264,8 @@ class Outlooks:
                 self._recent(waiters), starts_up,
             )  # fmt: skip
         if queue is not None:
-            found = {**found, **self._calibrated(await asyncio.to_thread(forecast_jointly, queue))}
+            jointly, now_s = await asyncio.to_thread(forecast_jointly, queue), self._clock()
+            found |= {key: self._calibration.forecast_of(key, now_s, each) for key, each in jointly.items()}
         news, now = [], self._now()
         self._queue.sorted_as(line)
         for place, key in enumerate(line, 1):
@@ -285,14 +282,6 @@ class Outlooks:
         starts = [found[key].start for key in line if key in found and isfinite(found[key].start.p90)]
         self._metrics.forecast(starts, len(line) - len(starts))
         return tuple(news)
-
-    def _calibrated(self, found: Mapping[JobKey, Forecast]) -> dict[JobKey, Forecast]:
-        """Return forecasts with bounds that follow from earlier errors. Note the first forecast of each job."""
-        calibrated = {}
-        for key, each in found.items():
-            self._first.setdefault(key, (self._clock(), each.start))
-            calibrated[key] = self._calibration.forecast(each)
-        return calibrated
 
     def _shown_place(self, key: JobKey) -> int | None:
         """Return the place in the queue that the job's status shows; None if it shows none."""

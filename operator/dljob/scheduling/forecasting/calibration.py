@@ -7,8 +7,9 @@ restart of the operator, the scores are those of ``PRIOR``, which real ones repl
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from math import ceil, floor, inf
+from typing import Any
 
 from dljob.scheduling.forecasting.forecast import Forecast
 from dljob.scheduling.forecasting.times import Interval
@@ -43,6 +44,26 @@ class Calibration:
     def __init__(self, prior: tuple[Sequence[float], Sequence[float]] = PRIOR) -> None:
         """``prior``: scores of the lower and of the upper bound."""
         self._low, self._high = (deque(scores, maxlen=MEMORY) for scores in prior)
+        self._first: dict[Hashable, tuple[float, Interval]] = {}
+        """For each waiting job: when its wait was first forecast, and that wait before its calibration."""
+
+    def forecast_of(self, job: Hashable, now_s: float, found: Forecast) -> Forecast:
+        """Return the calibrated forecast of a waiting job, and remember its first one."""
+        self._first.setdefault(job, (now_s, found.start))
+        return self.forecast(found)
+
+    def learn(
+        self, waiting: Collection[Hashable], now_s: float, started: Callable[[Any], bool] = lambda job: True
+    ) -> None:
+        """Learn from the jobs that are no longer in ``waiting``, if they have ``started``, and forget them."""
+        for job in self._first.keys() - set(waiting):
+            made_s, wait = self._first.pop(job)
+            if started(job):
+                self.note(wait, now_s - made_s)
+
+    def forget_waits(self) -> None:
+        """Forget the waiting jobs, but no score."""
+        self._first.clear()
 
     def note(self, forecast: Interval, wait_s: float) -> None:
         """Learn from a job that has started: the forecast of its wait when it began to wait, and its wait.

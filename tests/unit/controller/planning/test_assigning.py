@@ -238,14 +238,14 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
         assert outlook is not None and outlook.earliest is not None and outlook.start is not None
         assert (outlook.start - operator.now).total_seconds() == pytest.approx(left_s, rel=0.2)
         assert outlook.earliest < outlook.start and (outlook.latest is None or outlook.start < outlook.latest)
-        made_s, forecast = outlooks._first[second]
+        made_s, forecast = outlooks._calibration._first[second]
         before = list(outlooks._calibration._high)
         await operator.watch(60.0)
         assert list(outlooks._calibration._high) == before  # It still waits.
         await cluster.edit(first, suspend=True)
         await operator.watch(2.0)
         await remove_pods(cluster, operator, first)
-        assert operator.planned(second) == "Planned" and second not in outlooks._first
+        assert operator.planned(second) == "Planned" and second not in outlooks._calibration._first
         wait_s, learned = now_s() - made_s, list(outlooks._calibration._high)
         assert learned[:-1] == before
         assert learned[-1] == pytest.approx((wait_s + OFFSET_S) / (forecast.p90 + OFFSET_S), rel=0.2)

@@ -19,7 +19,7 @@ from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
-from dljob.controller.planning.joint.options import Known, KnownOptions
+from dljob.controller.planning.joint.options import Known, KnownOptions, shape_of
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
@@ -314,19 +314,17 @@ class Assigning:
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
         whole = self._view_without({job.key for job in self._cache.jobs()})
-        known = dict[JobKey, Known]()
+        shape, known = shape_of(whole), dict[JobKey, Known]()
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
         for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
-            known[key] = await self._options.of(key, question, whole, ask)
+            known[key] = await self._options.of(key, question, whole, shape, ask)
             options = self._left(key, known[key].options, running=key in running)
             if options:
                 keys.append(key)
                 jobs.append(Candidate(self._priority(question), options))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = known
-        self._seen.update(
-            (key, (each, self._priority(question))) for key, question in everyone for each in [known[key]]
-        )
+        self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         if orders:
             before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}

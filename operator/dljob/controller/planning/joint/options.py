@@ -43,15 +43,14 @@ class KnownOptions:
     def clear(self) -> None:
         self._known.clear()
 
-    async def of(self, key: JobKey, question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
+    async def of(self, key: JobKey, question: ParsedJob, whole: ClusterView, shape: Hashable, ask: Ask) -> Known:
         """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
 
         ``Option.seconds`` covers the whole training, not only the rest. ``whole``: the cluster as if all jobs had
-        ended. ``ask``: makes plans.
+        ended. ``shape``: its ``shape_of``. ``ask``: makes plans.
         """
         request = (
-            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version,
-            _shape(whole),
+            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
         )  # fmt: skip
         known = self._known.get(request)
         if known is not None and self._clock() - known[0] < OPTIONS_S:
@@ -98,7 +97,7 @@ def _expense(question: ParsedJob, plan: StoredPlan) -> float:
     return plan.status.predicted.expense(question.spec.objective.minimize) or 0.0
 
 
-def _shape(view: ClusterView) -> Hashable:
+def shape_of(view: ClusterView) -> Hashable:
     """Return a key for the shape of the cluster: how many nodes have which device type and number of free devices.
 
     Options are the same on clusters of the same shape."""
