@@ -54,11 +54,21 @@ def coverage(runs: list[Json], of: Callable[[Json], float] = ratio) -> tuple[flo
     return 100 * part, ", ".join(texts)
 
 
+def repeat_noise(runs: list[Json]) -> float:
+    """Return the median of |first / second measured step - 1| in per cent, over the pairs of equal runs."""
+    pairs: dict[tuple[str, int], dict[int, float]] = {}
+    for run in runs:
+        pairs.setdefault((run["name"], run["round"]), {})[run["run"]] = run["measured_s"]
+    apart = [abs(pair[1] / pair[2] - 1) for pair in pairs.values() if len(pair) == 2]
+    return 100 * median(apart) if apart else float("nan")
+
+
 def figures(runs: list[Json], failed: list[str]) -> list[Figure]:
     found = [
         Figure("configurations", len({run["name"] for run in runs}), low=20),
         Figure("runs", len(runs), low=120),
         Figure("runs that failed", len(failed), high=0),
+        Figure("repeat noise of a step", repeat_noise(runs), "%"),
     ]
     for words, number, goal in (("first runs", 1, 15.0), ("second runs", 2, 7.0)):
         mine = [run for run in runs if run["run"] == number]

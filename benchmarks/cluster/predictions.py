@@ -5,17 +5,19 @@ Run after ``hack/quickstart --no-job`` (images present, operator installed), on 
     KUBECONFIG=$(hack/cluster kubeconfig) hack/env python -m benchmarks.cluster.predictions --json predictions.json
 
 Each configuration (model, dataset, batch, ranks, cores, collective) runs twice in a row in each round. Before the first
-run, the benchmark deletes the profiles of all models that it uses, so that only the hardware profile of the nodes is
-left, and the basis of the plan must be ``probe``. No other configuration helps, even one with the same model. The
-second run must have the basis ``profile``. Without a hardware profile, the benchmark waits for the operator's probe,
-and otherwise runs ``dljob probe``. Each job trains for about ``--seconds`` seconds by data sheets.
+run, the benchmark deletes the profiles of its model, and the basis of the plan must be ``probe``. No other
+configuration with the same model helps. Those with other models only help to tell how far equal runs are apart, which
+is part of the intervals of second predictions. The second run must have the basis ``profile``. Without a hardware
+profile, the benchmark waits for the operator's probe, and otherwise runs ``dljob probe``. Each job trains for about
+``--seconds`` seconds by data sheets.
 
 The prediction is that of ``status.plan`` before the job runs, and the measured step time that of ``status.measured``
 after its end, which is a mean over the last steps. An error is |predicted / measured - 1|. The 90 % interval of a step
 has the 5th and the 95th percentile of the log-normal distribution with the median and the p90 of the status. The
-binomial intervals are those of Wilson (95 %). Repeats of a configuration are not independent, so there is a second
-interval, which counts each configuration once. The total time is ``status.result.seconds``, which includes the time to
-build and evaluate the model.
+binomial intervals are those of Wilson (95 %). No prediction can be better than the noise of the machine: the printed
+repeat noise is the median of |first / second measured step - 1|, whose runs have equal plans. Repeats of a
+configuration are not independent, so there is a second interval, which counts each configuration once. The total time
+is ``status.result.seconds``, which includes the time to build and evaluate the model.
 
 ``--json FILE`` is written after each pair of runs, with the profiles behind the predictions. With a file of an earlier
 call, only the missing pairs run. Without missing pairs, the figures are printed without a cluster.
@@ -27,7 +29,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -151,9 +153,9 @@ def probe(words: list[str]) -> None:
             raise SystemExit("dljob probe: found no hardware profile after it; expected one. See its output above")
 
 
-def forget() -> None:
-    """Delete the profiles of all models of this benchmark, and wait until they are gone. Hardware profiles stay."""
-    keys = {each.profile for each in CONFIGURATIONS}
+def forget(configurations: Iterable[Configuration]) -> None:
+    """Delete the profiles of the models of ``configurations``, and wait until they are gone. Hardware profiles stay."""
+    keys = {each.profile for each in configurations}
     names = [p["metadata"]["name"] for p in profiles() if p["spec"]["model"] in keys]
     if names:
         kubectl("delete", "dlprofiles", "--wait=true", *names)
@@ -223,7 +225,7 @@ def pair(configuration: Configuration, number: int, seconds: float, deadline_s: 
     """Run a configuration before any run of its model, and again. Return both runs, ``number`` is that of the round."""
     steps = configuration.steps(seconds)
     for _ in range(STALE_TRIES):  # The operator may not have seen yet that the profiles are deleted.
-        forget()
+        forget([configuration])
         if first := trained(configuration, f"first-{number}", steps, "probe", deadline_s):
             break
     else:
@@ -281,6 +283,7 @@ def run_all(missing: list[tuple[Configuration, int]], found: Json, options: argp
     found["failed"] = []  # Failed pairs run again.
     found.setdefault("hardware", []).append([profile["status"] for profile in hardware()])
     kubectl("create", "namespace", NAMESPACE)
+    forget(CONFIGURATIONS)
     began_s = time.monotonic()
     try:
         for i, (configuration, number) in enumerate(missing, 1):
@@ -297,7 +300,7 @@ def run_all(missing: list[tuple[Configuration, int]], found: Json, options: argp
             left = f"{took_s:.0f} s, {took_s / i * (len(missing) - i):.0f} s left"
             print(f"{i}/{len(missing)} ({left}): {configuration.name}: {text}", file=sys.stderr, flush=True)
     finally:
-        forget()
+        forget(CONFIGURATIONS)
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
 
 

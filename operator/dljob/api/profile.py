@@ -297,6 +297,15 @@ class ObservedStructure(FiniteModel):
     ] = 0
 
 
+class RepeatedRuns(FiniteModel):
+    """How far the computing times of runs were from those of earlier equal runs."""
+
+    runs: Annotated[int, Field(ge=1, description="Number of runs that repeated an earlier one. At most 20 count.")]
+    deviation: Annotated[
+        float, Field(ge=0, le=MAX_EXPONENT, description="Root mean square of log(time / earlier time).")
+    ]
+
+
 class DLProfileSpec(FiniteModel):
     model: Annotated[
         str,
@@ -335,6 +344,13 @@ class DLProfileStatus(FiniteModel):
         Field(
             description="Gradient noise scale, which does not depend on the device. Unset until a run on at least two "
             "ranks has measured the noise scale."
+        ),
+    ] = None
+    repeats: Annotated[
+        RepeatedRuns | None,
+        Field(
+            description="How far equal runs were apart. Intervals of predictions from profiles are at least as wide. "
+            "Unset until a run has repeated an earlier one."
         ),
     ] = None
     fetch_seconds_per_sample: Annotated[

@@ -91,6 +91,17 @@ class StepPoint:
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """How far the computing times of runs were from those of earlier equal runs. ``runs``: number of such runs.
+
+    ``deviation``: root mean square of log(time / earlier time).
+    """
+
+    runs: int
+    deviation: float
+
+
+@dataclass(frozen=True)
 class Learned:
     """Measured constants of one model on one type of device, from a DLProfile."""
 
@@ -114,6 +125,8 @@ class Learned:
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
     structure: Structure | None = None
     """Observed costs of a script that no spec describes; None for other models."""
+    repeats: Repeats | None = None
+    """None until a run has repeated an earlier one."""
     doubts: tuple[str, ...] = ()
     """Measurements that plans leave out because they are implausible, with reasons, for users."""
 

@@ -70,6 +70,8 @@ class Posterior:
     """Inverse of the measurements' covariance, which is due to constants, effects and noise."""
     _weights: Floats = field(repr=False)
     """(Inverse of the covariance due to effects and noise) @ ``residual``."""
+    least_spread: float = 0.0
+    """Least standard deviation of log(measured / predicted) that a plan may assume, because equal runs differ."""
 
     @cached_property
     def _there(self) -> Steps:

@@ -10,15 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
-from dljob.api import (
-    ComputePoint,
-    DLProfileStatus,
-    NextMeasurement,
-    NoiseScale,
-    ScalingConstants,
-    ScalingPoint,
-)
-from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
+from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S, RepeatedRuns
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -32,8 +25,9 @@ from dljob.calibrate import (
     next_place,
     remembered,
 )
-from dljob.calibrate.learned import parts_of_key
+from dljob.calibrate.learned import Repeats, parts_of_key
 from dljob.calibrate.noise import after as noise_after
+from dljob.calibrate.repeats import after as repeats_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
 from dljob.job.observed_structure import planner_structure
@@ -126,6 +120,7 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
         compute_spread=known.compute_deviation if known else None,
         link_spread=known.communication_deviation if known else None,
         noise=_noise(status),
+        repeats=Repeats(status.repeats.runs, status.repeats.deviation) if status.repeats else None,
         hardware=hardware_of(status.hardware, device) if status.hardware else None,
         structure=planner_structure(status.structure, device),
     )
@@ -200,9 +195,14 @@ def updated_profile(
     cores, ranks, machine_nodes = (*layout, machine_nodes) if layout else (None, 1, 1)
     place = place and replace(place, cores=cores, machine_nodes=machine_nodes)
     ranks_on = [r for r in report.ranks if r.device == device and r.share > 0]
+    steady = [Measured(r.share, _computing_s(r, cores) / slowdown, STEADY_STEPS) for r in ranks_on]
+    known = learned(before)
+    stored_s = {(p.batch, p.cores, p.ranks, p.machine_nodes): p.compute_s for p in known.points}
+    at = [(stored_s.get((each.batch, cores, ranks, machine_nodes)), each.compute_s) for each in steady]
+    repeats = repeats_after(known.repeats, [(old, new) for old, new in at if old is not None and new > 0])
     after = learn(
-        learned(before),
-        steady=[Measured(r.share, _computing_s(r, cores) / slowdown, STEADY_STEPS) for r in ranks_on],
+        known,
+        steady=steady,
         probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
@@ -231,6 +231,7 @@ def updated_profile(
         constants=constants,
         next_measurement=measure,
         noise_scale=_updated_noise(before, report, data),
+        repeats=None if repeats is None else RepeatedRuns(runs=repeats.runs, deviation=repeats.deviation),
         fetch_seconds_per_sample=after.fetch_s,
         computing_watts=None if after.computing_W is None else round(after.computing_W, 2),
         link_latency_seconds=after.link_latency_s,

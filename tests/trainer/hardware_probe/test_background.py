@@ -90,6 +90,14 @@ def test_a_job_or_a_probe_that_starts_meanwhile_does_not_count(tmp_path: Path) -
     assert machine.background.cores() == pytest.approx(0.2, abs=0.03)
 
 
+def test_the_end_of_an_installation_does_not_count(tmp_path: Path) -> None:
+    """The probe after ``hack/quickstart`` found 0.9 CPUs in use, and one on the idle cluster found 0.24."""
+    machine = Machine(tmp_path)
+    for others in (1.0, 1.0, 0.9, 1.0, 0.9, 0.9, 1.0, 0.3, 0.25, 0.2, 0.25):
+        machine.interval(others)
+    assert machine.background.cores() == pytest.approx(0.3, abs=0.03)
+
+
 def test_samples_in_quick_succession_make_one_interval(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for _ in range(MIN_INTERVALS + 1):

@@ -42,7 +42,7 @@ class TestDecisions:
         request = replace(DIGITS, nodes_min=2, global_batch=100)
         fast, slow = decided(request, cluster).chosen.groups
         assert (fast.device, slow.device) == ("cpu-fast", "cpu-slow")
-        assert fast.shares[0] == pytest.approx(80, abs=4)
+        assert fast.shares[0] == pytest.approx(83, abs=4), "more than 4 of 5, because a step has a fixed part"
         even = decided(replace(request, uneven=False), cluster).chosen
         assert [g.shares for g in even.groups] == [(50,), (50,)]
         assert even.prediction.step_s > 1.8 * decided(request, cluster).chosen.prediction.step_s

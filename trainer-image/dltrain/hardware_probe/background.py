@@ -3,6 +3,10 @@
 The kernel's account of CPU time in ``/proc/stat`` covers the whole machine, also in a container. What the probe's own
 process did not use of it went to others: the kubelet, daemons, other pods, and other virtual machines of the host
 (steal). Processes with a positive nice value are left out, because they give way to ranks.
+
+The result is the lower quartile of several intervals. Plans leave these CPUs to others for as long as a job runs, so a
+load of some seconds must not count. A probe often runs right after the installation of a cluster or of a node, whose
+pods are then still starting.
 """
 
 import os
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 INTERVAL_S = 0.4
 """Minimum duration of an interval. The kernel counts CPU time in units of 10 ms."""
@@ -96,8 +100,8 @@ class Background:
                 self._others.append((found.busy_s - before.busy_s - (own_s - own_before_s)) / elapsed_s)
 
     def cores(self) -> float | None:
-        """Return the median number of CPUs that others used, or None if it is unknown."""
+        """Return the number of CPUs that others used (the lower quartile), or None if it is unknown."""
         if len(self._others) < MIN_INTERVALS:
             return None
-        found = median(self._others)
+        found = quantiles(self._others, method="inclusive")[0]
         return None if found < -TOLERANCE else max(0.0, round(found, 3))

@@ -102,6 +102,10 @@ class Curve:
         times = tuple(t + per_sample_s * b for b, t in ends)
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
+    def later(self, seconds: float) -> "Curve":
+        """Return this curve with ``seconds`` added to all times."""
+        return Curve(self.batches, tuple(t + seconds for t in self.times_s), self.slope_s)
+
     def at_least(self, per_sample_s: float) -> "Curve":
         """Return the larger of this curve and b times ``per_sample_s`` seconds, at every batch of b samples.
 

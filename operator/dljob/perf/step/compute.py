@@ -47,6 +47,18 @@ STEP_OVERHEAD_S = 300e-6
 
 benchmarks/perfmodel/compute_constants.py measured it."""
 
+LOOP_S = 400e-6
+"""Time per step of a CPU rank's training loop outside the step that the regression describes: the next batch, checks
+of gradients, metrics, agreement with the agent.
+
+On the development cluster (benchmarks/cluster/predictions.py), steps of 1 to 4 ms took 0.4 to 0.7 ms longer than the
+same steps in a bare loop, on cores whose overhead was 1.4 times that of the constants."""
+
+
+def loop_s(device: Device, cores: float) -> float:
+    """Return the seconds per step of the training loop (``LOOP_S``) on a rank with ``cores`` CPUs of ``device``."""
+    return device.factors.host * LOOP_S / min(1.0, cores)
+
 
 def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0) -> float:
     """Return the framework's overhead per step in seconds, which does not depend on the batch.
@@ -124,6 +136,7 @@ PART_OF_TERM = {
     "layer": "host",
     "convolution_FLOP": "convolution",
     "padding_FLOP": "convolution",
+    "narrow_FLOP": "convolution",
     "product_FLOP": "product",
     "convolution_B": "activation",
     "pool_B": "activation",

@@ -41,6 +41,8 @@ class Layer:
     """Number of attention heads; 0 for other layers."""
     padding_part: float = 0.0
     """Additional operations of a convolution whose kernels pad channels to ``LANES``, as a part of its operations."""
+    narrow_part: float = 0.0
+    """Additional time of a convolution with short output rows (``NARROW``) on CPUs, as a part of its operations."""
     weight_accesses: int = 3
     """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
 
@@ -59,6 +61,12 @@ class Layer:
 
 LANES = 16
 """Kernels of convolutions on CPUs pad the channels to a multiple of this: numbers of 4 bytes in an AVX-512 register."""
+NARROW = 3.5
+"""Length of an output row in positions below which kernels of convolutions on CPUs no longer reach their usual speed.
+
+They compute an image row by row and read the weights for each row, so an operation takes NARROW / length times as long.
+Measured on one core of an AMD EPYC with training steps of single convolutions of 64 to 512 channels and 64 samples:
+rows of one position reach 0.15 to 0.3 of the usual speed, and rows of two positions 0.6 to 0.7."""
 PRODUCTS = ("conv", "linear", "attention")
 """Kinds of layers whose time is in products of matrices, which autocast computes in 16 bits."""
 _CONVERSION_NBYTES = 6.0
@@ -248,7 +256,7 @@ class Net:
         self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
         # Kernels for images with at most three channels do not pad them.
         part = _padded(filters) / filters * (_padded(c) / c if c > 3 else 1.0) - 1
-        self.layers[-1] = replace(self.layers[-1], padding_part=part)
+        self.layers[-1] = replace(self.layers[-1], padding_part=part, narrow_part=max(0.0, NARROW / max(1, out[2]) - 1))
         return self
 
     def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:

@@ -21,6 +21,7 @@ HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
 TIME_S: Mapping[str, float] = {
     "convolution_FLOP": 7.16e-12,
     "padding_FLOP": 0.0,
+    "narrow_FLOP": 7.16e-12,
     "product_FLOP": 9.46e-12,
     "convolution_B": 2.06e-10,
     "pool_B": 9.36e-10,
@@ -28,8 +29,10 @@ TIME_S: Mapping[str, float] = {
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
 }
-"""Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it. The fit behind these
-constants did not have operations of padded channels, so they take no time here."""
+"""Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it.
+
+The fit behind these constants did not have operations of padded channels, so they take no time here. It had none of
+short rows either, which take the time of usual operations."""
 UNIT_S: Mapping[str, float] = {**HOST_S, **TIME_S, "padding_FLOP": TIME_S["convolution_FLOP"]}
 """Term → seconds that its measured factor multiplies (``Device.term_factors``)."""
 CACHED_NBYTES = 4 * 2**20
@@ -71,8 +74,8 @@ def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
     """Return the work of a step with ``batch`` samples, in the units of ``TIME_S``: operations and bytes moved.
 
     Convolutions and pools have separate terms, because they convert tensor layouts. Kernels of convolutions pad
-    channels to full vector registers. The forward and the backward pass read the weights, and the backward pass writes
-    their gradients. The update reads and writes parameters, gradients and optimizer state.
+    channels to full vector registers, and are slow with short rows. The forward and the backward pass read the weights,
+    and the backward pass writes their gradients. The update reads and writes parameters, gradients and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
     for layer in workload.layers:
@@ -80,6 +83,7 @@ def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
         flops = batch * (layer.forward_FLOPs + layer.backward_FLOPs)
         found["convolution_FLOP" if layer.is_conv else "product_FLOP"] += flops
         found["padding_FLOP"] += layer.padding_part * flops
+        found["narrow_FLOP"] += layer.narrow_part * flops
         mover = "convolution_B" if layer.is_conv else "pool_B" if layer.kind == "pool" else "other_B"
         found[mover] += batch * REAL_NBYTES * layer.moved_elements
         found["weight_B"] += passes * layer.parameters

@@ -115,5 +115,6 @@ def _estimated(known: Learned, device: str, measured: Workload, other: Workload)
             )
             for step in known.steps
         ),
+        repeats=None,  # of the other profile, where they count already
         compute_spread=hypot(known.compute_spread or hypot(SPREAD["profile"], scatter(pairs)), RATIO_SPREAD),
     )

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from dljob.cluster import catalogue
 from dljob.perf.resources import memory
-from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.compute import LOOP_S, catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.perf.workload import structure
+from dljob.perf.workload.layers import NARROW
 from dljob.perf.workload.workload import Workload, builtin
 from support.planner_questions import DIGITS, RESNET, decided, view
 
@@ -43,6 +44,30 @@ def test_terms_match_manual_calculation() -> None:
     assert terms["pool_B"] == 4 * pools
     grown = structure.growth_terms(w, 10)
     assert (grown["process"], grown["parameter_B"]) == (1.0, 3 * 4 * 58_314)
+
+
+def test_short_rows_of_convolutions_cost_more() -> None:
+    """The last stages of ResNet-18 have rows of two positions and one on images of 8 x 8, and of eight and four on 32."""
+
+    def costs(dataset: str) -> tuple[float, float]:
+        terms = structure.time_terms(builtin("resnet18", dataset), 1)
+        return terms["narrow_FLOP"], terms["convolution_FLOP"]
+
+    narrow, usual = costs("digits")
+    last = 2.0 * 9 * 512 * 512  # operations of a convolution of the last stage, forward
+    stage = 3 * (3 * last + last / 2) + 3 * last / 9  # four convolutions, the first with half the channels, and 1 x 1
+    assert narrow == pytest.approx(stage * ((NARROW - 1) + (NARROW / 2 - 1)), rel=0.02)
+    assert 0.5 * usual < narrow < usual
+    assert costs("digits-32")[0] == 0.0
+
+
+@pytest.mark.parametrize("cpu", [1.0, 0.5])
+def test_a_step_has_the_work_of_the_training_loop(cpu: float) -> None:
+    """Regression: steps of the smallest models were predicted as in a bare loop, at half of what they took."""
+    request = replace(DIGITS, model="mlp", dataset="iris", global_batch=4, nodes_max=1)
+    found = decided(request, view({"cpu": cpu, "memory": "4Gi"})).chosen.prediction
+    bare = catalogue_curve(builtin("mlp", "iris"), catalogue.cpu("cpu", cpu), use=CoreUse(cpu)).seconds(4)
+    assert found.compute_s == pytest.approx(bare + LOOP_S / cpu, rel=1e-3)
 
 
 def test_weights_larger_than_the_cache_cost_more() -> None:

@@ -6,6 +6,7 @@ evaluates these predictions on public measurements.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import exp, log
 from statistics import fmean
@@ -64,13 +65,15 @@ def posterior(
     one_s: Sequence[float],
     nbytes: int,
     link_over: Callable[[int], Link],
+    least_spread: float = 0.0,
 ) -> Posterior | None:
     """Return a fitted model that predicts the step time of every placement on one device type, with its uncertainty.
 
     The model is a posterior distribution, given the measured multi-device steps ``steps`` and the measured one-device
     times ``points``. Return None if either is empty. ``one_s``: for each step, the computing seconds of one of its
     devices alone. ``nbytes``: size of the gradients in bytes. ``link_over``: function from a number of nodes to the
-    link between their ranks, which is used only to compare collectives.
+    link between their ranks, which is used only to compare collectives. ``least_spread``: least standard deviation of
+    log(measured / predicted), because equal runs differ.
     """
     if not steps or not points:
         return None
@@ -82,7 +85,8 @@ def posterior(
         )
         for s in steps
     ]
-    return _fitted(exp(fmean(log(p.compute_s) for p in points)), tuple(steps), tuple(one_s), tuple(talks))
+    reference_s = exp(fmean(log(p.compute_s) for p in points))
+    return _fitted(reference_s, tuple(steps), tuple(one_s), tuple(talks), least_spread)
 
 
 def _known(collective: str) -> CollectiveName:
@@ -93,7 +97,11 @@ def _known(collective: str) -> CollectiveName:
 
 @lru_cache(maxsize=256)
 def _fitted(
-    reference_s: float, steps: tuple[StepPoint, ...], one_s: tuple[float, ...], talks: tuple[float, ...]
+    reference_s: float,
+    steps: tuple[StepPoint, ...],
+    one_s: tuple[float, ...],
+    talks: tuple[float, ...],
+    least_spread: float,
 ) -> Posterior:
     """Fit the posterior distribution of step times to ``steps``.
 
@@ -104,13 +112,13 @@ def _fitted(
     columns = [(s.place.nodes, s.place.node_devices, s.place.devices, s.batch) for s in steps]
     nodes, busiest, devices, batch = np.array(columns, dtype=float).T
     runs = Runs(nodes, busiest, devices, batch, np.array(one_s), np.array(talks))
-    return fit(reference_s, runs, np.array([s.step_s for s in steps]))
+    return replace(fit(reference_s, runs, np.array([s.step_s for s in steps])), least_spread=least_spread)
 
 
 def predicted(found: Posterior, runs: Runs) -> tuple[Floats, Floats]:
     """Return (median step seconds without input time, standard deviation of log(step seconds)) for each run.
 
-    The standard deviation follows from the predicted p90.
+    The standard deviation follows from the predicted p90, and is at least ``found.least_spread``.
     """
     said = found.predict(runs, LEVEL)
-    return said.median_s, np.asarray(np.log(said.high_s / said.median_s) / P90)
+    return said.median_s, np.maximum(found.least_spread, np.log(said.high_s / said.median_s) / P90)

@@ -1,16 +1,17 @@
 """Predicted speed of one rank, from measurements of its device, of similar devices or layouts, or from data sheets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import hypot, log2
 
 from dljob.calibrate.learned import Learned, LearnedPoint, StepPoint, hardware_of
+from dljob.calibrate.repeats import repeat_spread
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
-from dljob.perf.step.compute import calibrated, catalogue_curve, scatter, update_s
+from dljob.perf.step.compute import calibrated, catalogue_curve, loop_s, scatter, update_s
 from dljob.perf.step.core_scaling import CORES_SPREAD
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload
@@ -73,8 +74,9 @@ def _gpu_speed(
     if hardware is not None:
         device = hardware.device(device)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
+    repeats = repeat_spread(pool.device, learned)
     if points:
-        spread = _measured_spread(points)
+        spread = hypot(repeats, scatter(points))
     else:
         points, spread = carried(profile, pool.device, workload, learned)
         if not points and hardware is not None:
@@ -82,7 +84,7 @@ def _gpu_speed(
         elif not points:
             spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     if known is not None and known.compute_spread is not None:
-        spread = known.compute_spread
+        spread = max(known.compute_spread, repeats)
     slowdown = known.contention.slowdown(layout.ranks) if known else 1.0
     alone = calibrated(catalogue_curve(workload, device, layout.cores), points)
     once_s = update_s(workload, device)
@@ -129,7 +131,8 @@ def _cpu_speed(
     @cache
     def predicted_on(each: Layout) -> Curve:
         own = use_of(pool, each, hardware)
-        return catalogue_curve(workload, chip(own.cores), use=own)
+        core = chip(own.cores)
+        return catalogue_curve(workload, core, use=own).later(loop_s(core, own.cores))
 
     seen = [_as_on_machine(point, pool, hardware) for point in known.points] if known else []
 
@@ -140,10 +143,11 @@ def _cpu_speed(
         return calibrated(predicted_on(each), points), points, added
 
     computing, points, added = measured(layout)
+    repeats = repeat_spread(pool.device, learned)
     if known is not None and known.compute_spread is not None:
-        spread = hypot(known.compute_spread, added)
+        spread = hypot(max(known.compute_spread, repeats), added)
     elif points:
-        spread = hypot(_measured_spread(points), added)
+        spread = hypot(repeats, scatter(points), added)
     else:
         spread = SPREAD["catalogue"] if hardware is None else _probed_spread(hardware)
         if hardware is None or hardware.serial is None:
@@ -184,7 +188,3 @@ def _probed_spread(hardware: Hardware) -> float:
     if hardware.doubts:
         return SPREAD["catalogue"]
     return min(SPREAD["catalogue"], hypot(SPREAD["probe"], hardware.deviation))
-
-
-def _measured_spread(points: Sequence[tuple[int, float]]) -> float:
-    return hypot(SPREAD["profile"], scatter(points))
