@@ -63,6 +63,8 @@ def _row(choice: Choice, chosen: bool) -> list[str]:
     ]
 
 
+SHOWN_PART = 0.05
+"""Smallest part of a training that its evaluations must take to be shown."""
 HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERGY", "COST"]
 
 
@@ -86,6 +88,8 @@ def decision(found: Decision) -> list[str]:
     lines.append(
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
+    if p.evaluations_s > SHOWN_PART * p.total_s:
+        lines.append(f"Training:   {duration(p.total_s)}, of which evaluations take {duration(p.evaluations_s)}")
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.data_text:
         lines.append(f"Dataset:    {found.data_text}")

@@ -16,7 +16,13 @@ class Predicted(ApiModel):
     step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the step time.")]
     compute_seconds: Annotated[float, Field(ge=0, description="Part of the step: computing on the slowest rank.")] = 0
     communication_seconds: Annotated[float, Field(ge=0, description="Part of the step: exposed communication.")] = 0
-    total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training.")]
+    total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training, with its evaluations.")]
+    evaluation_seconds: Annotated[
+        float,
+        Field(
+            ge=0, description="Part of totalSeconds: evaluations of a built-in model, after each epoch and at the end."
+        ),
+    ] = 0
     samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
     energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the whole training.")] = None
     cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None

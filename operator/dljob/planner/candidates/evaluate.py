@@ -17,6 +17,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.collectives import priced
+from dljob.planner.candidates.cost.evaluations import evaluations_s
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.node_layout import Layout, cores_text
@@ -310,7 +311,9 @@ def _prediction(
     step_s = timing.step_s
     held = [(p, ceil(max(s) / p.option.micro_batches)) for p, s in zip(parts, shares, strict=True)]  # in a micro-batch
     first_s = max(p.option.fetching.first_s(b) for p, b in held)
-    total_s = step_s * request.total_steps + first_s
+    at_work = [(p.option, max(s)) for p, s in zip(parts, shares, strict=True)]
+    evaluating_s = evaluations_s(request, workload, [(o.computing, o.cores, b, o.micro_batches) for o, b in at_work])
+    total_s = step_s * request.total_steps + first_s + evaluating_s
     power_W = usd = alone = 0.0
     for part, batches in zip(parts, shares, strict=True):
         option = part.option
@@ -336,6 +339,7 @@ def _prediction(
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),
+        evaluations_s=evaluating_s,
     )
     return interrupted(made, request, workload, sum(p.nodes for p in parts))
 

@@ -50,6 +50,8 @@ class Prediction:
     """Seconds of a step in which the slowest rank waits for its input, because prefetching does not hide them."""
     total_p90_s: float = 0.0
     """90th percentile of the time of the whole training. A deadline must allow this time."""
+    evaluations_s: float = 0.0
+    """Part of ``total_s``: evaluations of a built-in model at the end of each epoch and of the training."""
     carbon_g: float | None = None
     """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0

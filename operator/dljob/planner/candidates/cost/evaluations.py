@@ -1,0 +1,38 @@
+"""Predicted time of the evaluations of built-in models, at the end of each epoch and of the training."""
+
+from collections.abc import Iterable
+from math import ceil
+
+from dljob.perf.fit.curve import Curve
+from dljob.perf.step.step import BACKWARD_PART
+from dljob.perf.workload.datasets import DATASETS
+from dljob.perf.workload.workload import Workload
+from dljob.planner.types import Request
+
+MAX_BATCH = 256
+"""Maximum number of samples in a batch of an evaluation, as in the trainer (``dltrain.builtin.evaluation``)."""
+
+
+def evaluations_s(request: Request, workload: Workload, groups: Iterable[tuple[Curve, float, int, int]]) -> float:
+    """Return the seconds of all evaluations of a training: a forward pass of all held-out samples for each of them.
+
+    ``groups``: for each group, (computing seconds of a step over the samples of a rank, CPUs of a rank, largest share
+    of a rank, number of micro-batches of a step). The ranks divide the samples in proportion to their shares, and all
+    wait for the slowest. An evaluation has batches as large as a micro-batch, so a rank passes its share forward in as
+    many batches as it trains with. Return 0 for other models and data, because nobody knows whether and on what they
+    are evaluated.
+    """
+    data = DATASETS.get(request.dataset or "") if request.model is not None else None
+    if data is None or not data.test_samples or request.global_batch < 1:
+        return 0.0
+    steps_per_epoch = ceil(data.train_samples / request.global_batch)
+
+    def once_s(computing: Curve, cores: float, share: int, micro_batches: int) -> float:
+        mine = ceil(data.test_samples * share / request.global_batch)
+        whole, rest = divmod(mine, min(MAX_BATCH * micro_batches, share))
+        passes_s = whole * computing.seconds(min(MAX_BATCH * micro_batches, share))
+        passes_s += computing.seconds(rest) if rest else 0.0
+        return (1 - BACKWARD_PART) * passes_s + mine * workload.making_s / min(1.0, cores)
+
+    longest_s = max((once_s(*group) for group in groups if group[2]), default=0.0)
+    return ceil(request.total_steps / steps_per_epoch) * longest_s
