@@ -4,15 +4,16 @@ from math import exp
 from typing import Any
 
 import pytest
-from benchmarks.cluster.prediction_figures import coverage, error, figures, half_width, inside
+from benchmarks.cluster.prediction_figures import coverage, error, figures, half_width, inside, repeat_noise
 from benchmarks.lib.binomial import wilson
 
 
-def run(ratio: float, *, p90: float = 1.2, number: int = 1, name: str = "mlp") -> dict[str, Any]:
+def run(ratio: float, *, p90: float = 1.2, number: int = 1, name: str = "mlp", rounds: int = 1) -> dict[str, Any]:
     """Return a run of 100 steps whose predicted step is ``ratio`` times the measured one."""
     predicted = {"stepSeconds": 0.1, "stepSecondsP90": 0.1 * p90, "totalSeconds": 10.0}
     measured = {"measured_s": 0.1 / ratio, "total_s": 10.0 / ratio}
-    return {"name": name, "run": number, "configuration": {"model": name}, "predicted": predicted, **measured}
+    about = {"name": name, "run": number, "round": rounds, "configuration": {"model": name}}
+    return {**about, "predicted": predicted, **measured}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,11 @@ def test_figures_separate_first_and_second_runs() -> None:
     first, second = (found[f"{words} runs: median error of a step"] for words in ("first", "second"))
     assert first.measured == pytest.approx(10.0) and second.measured == pytest.approx(2.0)
     assert not first.missed and not second.missed and found["runs that failed"].missed
+
+
+def test_repeat_noise_compares_the_runs_of_a_pair() -> None:
+    pairs = [run(1.0), run(1.1, number=2), run(1.0, rounds=2), run(1.2, number=2, rounds=2), run(1.0, rounds=3)]
+    assert repeat_noise(pairs) == pytest.approx(15.0)
 
 
 def test_goals_are_missed_without_runs() -> None:
