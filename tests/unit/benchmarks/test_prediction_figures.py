@@ -4,8 +4,8 @@ from math import exp
 from typing import Any
 
 import pytest
-from benchmarks.cluster.prediction_figures import coverage, error, figures, half_width, inside, repeat_noise
 from benchmarks.lib.binomial import wilson
+from benchmarks.predictions.figures import coverage, error, figures, half_width, inside, repeat_noise
 
 
 def run(ratio: float, *, p90: float = 1.2, number: int = 1, name: str = "mlp", rounds: int = 1) -> dict[str, Any]:

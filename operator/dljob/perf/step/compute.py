@@ -51,7 +51,7 @@ LOOP_S = 400e-6
 """Time per step of a CPU rank's training loop outside the step that the regression describes: the next batch, checks
 of gradients, metrics, agreement with the agent.
 
-On the development cluster (benchmarks/cluster/predictions.py), steps of 1 to 4 ms took 0.4 to 0.7 ms longer than the
+On the development cluster (benchmarks/predictions/__main__.py), steps of 1 to 4 ms took 0.4 to 0.7 ms longer than the
 same steps in a bare loop, on cores whose overhead was 1.4 times that of the constants."""
 
 

@@ -2,7 +2,7 @@
 
 Run after ``hack/quickstart --no-job`` (images present, operator installed), on an otherwise idle machine:
 
-    KUBECONFIG=$(hack/cluster kubeconfig) hack/env python -m benchmarks.cluster.predictions --json predictions.json
+    KUBECONFIG=$(hack/cluster kubeconfig) hack/env python -m benchmarks.predictions --json predictions.json
 
 Each configuration (model, dataset, batch, ranks, cores, collective) runs twice in a row in each round. Before the first
 run, the benchmark deletes the profiles of its model, and the basis of the plan must be ``probe``. No other
@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.jobs import kubectl
-from benchmarks.cluster.prediction_figures import figures, groups, rows, times
 from benchmarks.lib.goals import table
+from benchmarks.predictions.figures import figures, groups, rows, times
 
 from dljob.api import DLJobSpec
 from dljob.cluster import cluster_view

@@ -1,6 +1,6 @@
-"""Predict the runs of ``benchmarks.cluster.predictions`` again, with the performance model of this checkout.
+"""Predict the runs of ``benchmarks.predictions`` again, with the performance model of this checkout.
 
-    hack/env python -m benchmarks.cluster.prediction_replay predictions.json [--background CPUS]
+    hack/env python -m benchmarks.predictions.replay predictions.json [--background CPUS]
 
 The file has what the predictions follow from: the hardware profile, and the report of each run. So a change of the
 model shows its effect on the errors without a cluster and without new runs. First runs are predicted from the hardware
@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster.prediction_figures import figures, groups, rows
-from benchmarks.cluster.predictions import NAMESPACE, VIEW, Configuration
 from benchmarks.lib.goals import table
+from benchmarks.predictions.__main__ import NAMESPACE, VIEW, Configuration
+from benchmarks.predictions.figures import figures, groups, rows
 
 from dlcontract import Report
 from dljob.api import DLJobSpec, DLProfileStatus

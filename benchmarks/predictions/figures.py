@@ -1,4 +1,4 @@
-"""Errors and coverage of predicted step times and total times, from the runs of ``benchmarks.cluster.predictions``.
+"""Errors and coverage of predicted step times and total times, from the runs of ``benchmarks.predictions``.
 
 A run is a JSON object with ``name``, ``configuration``, ``run`` (1: before any run of its model, 2: after one),
 ``predicted`` (as in ``status.plan``), ``measured_s`` (a step) and ``total_s``.
