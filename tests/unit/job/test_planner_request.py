@@ -259,7 +259,7 @@ def test_trainer_plan_contains_the_decision() -> None:
     assert output.checkpoint == dlcontract.CheckpointRef(enabled=True, interval_s=5.0, keep=2)
     assert planned(spec(nodes={"min": 3})).checkpoint == dlcontract.CheckpointRef(choose_interval=True)
     assert output.expected.step_s > 0
-    assert output.expected.total_s == pytest.approx(375 * output.expected.step_s)
+    assert 1.0 < output.expected.total_s / (375 * output.expected.step_s) < 1.1, "steps and evaluations"
     assert output.rebalance and not output.measure_collective
     assert dlcontract.Plan.parse(output.to_json()) == output
 

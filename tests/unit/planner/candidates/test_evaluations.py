@@ -1,7 +1,7 @@
 """Tests of the predicted time of evaluations."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -37,6 +37,18 @@ def test_generated_samples_count() -> None:
     images = Request(job="j", global_batch=64, total_steps=100, model="lenet", dataset="synthetic-images")
     found = decided(images, ONE).chosen.prediction
     assert found.evaluations_s > 1000 * builtin("lenet", "synthetic-images").making_s
+
+
+@pytest.mark.parametrize("strategy", ["Pipeline", "Tensor"])
+def test_ranks_that_split_the_model_evaluate_it_too(strategy: Literal["Pipeline", "Tensor"]) -> None:
+    """Otherwise, totals would favour these strategies. The stages of a pipeline pass a batch on one after another."""
+    request = Request(job="j", global_batch=32, total_steps=100, model="gpt-mini", dataset="python-source", nodes_min=2)
+    data, parts = (
+        decided(replace(request, strategy=each, nodes_max=2), TWO).chosen.prediction for each in ("Data", strategy)
+    )
+    least = 1.0 if strategy == "Pipeline" else 0.4
+    assert least * data.evaluations_s < parts.evaluations_s < 4 * data.evaluations_s
+    assert parts.total_s >= 100 * parts.step_s + parts.evaluations_s
 
 
 @pytest.mark.parametrize(

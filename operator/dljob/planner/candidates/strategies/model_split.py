@@ -21,6 +21,7 @@ from dljob.perf.step.zero import element_nbytes
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.collectives import priced
+from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
@@ -89,6 +90,8 @@ class SplitStep:
     """Description of the communication, which becomes a part of ``Prediction.bottleneck``."""
     spread: float
     """Standard deviation of the logarithm of the communication time."""
+    in_turn: int = 1
+    """Number of ranks that compute a batch one after another if there is only one: the stages of a pipeline."""
 
 
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
@@ -139,7 +142,8 @@ def prediction_of(
     known, rest = step.busy_s + data_s, step.moving_s + waiting_s
     step_s = known + rest
     spread = hypot(known * option.compute_spread / step_s, rest * step.spread / step_s, UNMEASURED_SPREAD)
-    total_s = step_s * request.total_steps + option.fetching.first_s(batch)
+    evaluating_s = split_evaluations_s(request, step.in_turn * step.busy_s + step.moving_s)
+    total_s = step_s * request.total_steps + option.fetching.first_s(batch) + evaluating_s
     longest = max(("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
     power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s)) * ranks
     made = Prediction(
@@ -159,6 +163,7 @@ def prediction_of(
         efficiency=min(1.0, option.curve.seconds(request.global_batch) / (option.shared_slowdown * step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
+        evaluations_s=evaluating_s,
     )
     return interrupted(made, request, workload, part.nodes, writers)
 
@@ -212,6 +217,7 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
         moving_s=moving_s(best),
         text=f"pipeline bubble {100 * idle:.0f} %: {p} stages, {k} micro-batches",
         spread=best.spread,
+        in_turn=p,
     )
 
 
