@@ -1,10 +1,10 @@
 """Forecasts with the policy ``dljob, all jobs``: what the operator knows of the jobs, for ``forecast_jointly``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from benchmarks.scheduling.simulator import State
+from benchmarks.scheduling.simulator import SHORT_S, State
 from benchmarks.scheduling.workload import START_S, Job
 
 from dljob.reconcile.planning.resize import MIN_BETWEEN_S
@@ -13,7 +13,14 @@ from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint, forecast_jointly
-from dljob.scheduling.forecasting.joint_simulation import Costs, JointArrival, JointJob, simulate_joint
+from dljob.scheduling.forecasting.joint_simulation import (
+    AGAIN_S,
+    LOOK_S,
+    Costs,
+    JointArrival,
+    JointJob,
+    simulate_joint,
+)
 from dljob.scheduling.pace import MEASURED_P90
 
 COSTS = Costs(START_S, START_S, MIN_BETWEEN_S, MIN_BETWEEN_S)
@@ -51,6 +58,16 @@ def joint_jobs(
     return found
 
 
+def next_s(now_s: float, moved_s: Iterable[float], *, changed: bool) -> float:
+    """Return the seconds until the next decision without an event, as ``controller.planning.joint`` decides.
+
+    ``moved_s``: when the jobs that hold devices got them; a decision follows at the end of their rests. ``changed``:
+    True if the last decision started or moved a job. The next one then follows soon.
+    """
+    rests = (at_s + MIN_BETWEEN_S - now_s for at_s in moved_s)
+    return min([LOOK_S if changed else AGAIN_S, *(rest_s for rest_s in rests if rest_s > SHORT_S)])
+
+
 class Knowledge(StrEnum):
     """What a forecaster knows. The others show which errors of the first one ignorance causes."""
 
@@ -74,17 +91,17 @@ class JointForesight:
         self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
 
     def forecast(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge, first_s: float
     ) -> dict[str, Interval]:
-        """Return the forecast wait of each waiting job."""
+        """Return the forecast wait of each waiting job. ``first_s``: seconds to the next decision without an event."""
         if knows is not Knowledge.PREDICTIONS:
-            return self._with_truth(now_s, jobs, free, arrivals=knows is Knowledge.ARRIVALS)
+            return self._with_truth(now_s, jobs, free, first_s, arrivals=knows is Knowledge.ARRIVALS)
         recent = [RecentJoint(now_s - at_s, job) for at_s, job in self.seen.values() if now_s - at_s < WINDOW_S]
-        found = forecast_jointly(JointQueue(jobs, free, COSTS, recent))
+        found = forecast_jointly(JointQueue(jobs, free, COSTS, recent, first_s=first_s))
         return {name: self.calibration.forecast_of(name, now_s, each).start for (_, name), each in found.items()}
 
     def _with_truth(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], *, arrivals: bool
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], first_s: float, *, arrivals: bool
     ) -> dict[str, Interval]:
         """Return the wait of each waiting job as the rule gives it for true run times, and perhaps true arrivals."""
         noise = {job.name: job.noise for job in self.stream}
@@ -94,7 +111,8 @@ class JointForesight:
             for job in self.stream
             if arrivals and job.arrival_s > now_s
         ]
-        found = simulate_joint(jobs, [*true, *(noise[each.job.key[1]] for each in later)], free, COSTS, later)
+        factors = [*true, *(noise[each.job.key[1]] for each in later)]
+        found = simulate_joint(jobs, factors, free, COSTS, later, first_s=first_s)
         return {name: Interval(wait_s, wait_s, wait_s) for (_, name), (wait_s, _) in found.items()}
 
 

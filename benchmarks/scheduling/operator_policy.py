@@ -12,8 +12,8 @@ from functools import partial
 from math import exp
 
 from benchmarks.scheduling.foresight import Foresight
-from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs
-from benchmarks.scheduling.simulator import Run, State
+from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs, next_s
+from benchmarks.scheduling.simulator import SHORT_S, Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
 from dljob.cluster import ClusterView
@@ -48,14 +48,7 @@ from dljob.scheduling import (
     start_in_s,
     start_up,
 )
-from dljob.scheduling.assignment import (
-    Candidate,
-    Choices,
-    Held,
-    Option,
-    assign,
-    assign_all,
-)
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all
 from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -131,7 +124,9 @@ class Operator:
         for gone in self.placed.keys() - states.keys():
             self._release(gone)
         if self.all_jobs:
+            before = dict(self.placed)
             self._share(now_s, active, states)
+            self.tick_s = next_s(now_s, [self.moved_s[name] for name in self.placed], changed=self.placed != before)
         waiting = [state for state in active if state.job.name not in self.placed]
         if not self.all_jobs:
             self._start(now_s, waiting, states)
@@ -234,7 +229,8 @@ class Operator:
         if self.all_jobs:
             queue = sorted(active, key=lambda state: self._queued(state, states).place)
             jobs = joint_jobs(now_s, queue, options, lambda each: self._held(now_s, each), self.moved_s, self.spread)
-            for name, start in self.joint.forecast(now_s, jobs, free_devices(self.ledger.view()), self.knows).items():
+            free = free_devices(self.ledger.view())
+            for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s).items():
                 self.foresight.note(name, now_s, start)
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
@@ -315,7 +311,7 @@ class Operator:
         for group in placed.choice.groups:
             held[group.device] += group.nodes * group.ranks_per_node
         left_s = state.left * run.seconds * self._factor(state)
-        rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S
+        rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S - SHORT_S
         return Held(held, left_s, movable=rested and left_s >= MIN_LEFT_S)
 
     def _grow(self, now_s: float, active: Sequence[State]) -> None:

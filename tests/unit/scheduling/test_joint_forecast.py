@@ -57,6 +57,14 @@ def test_waiting_job_gets_devices_of_a_job_when_its_rest_ends() -> None:
     assert starts(replace(long, rest_s=inf), short) == {"short": pytest.approx(100_000)}
 
 
+def test_decisions_follow_soon_after_a_change_and_otherwise_every_minute() -> None:
+    """The long job becomes movable while it has 400 s left; the short one then helps to decide when it is moved."""
+    line = job("short", 8000)
+    assert starts(line, free=8, first_s=7.0) == {"short": pytest.approx(7.0)}
+    assert starts(runs("long", 800_000, 8), line, first_s=7.0) == {"short": pytest.approx(7.0)}
+    assert starts(runs("first", 40, 4), runs("long", 800_000, 4), line, first_s=60.0)["short"] == pytest.approx(10.0)
+
+
 def test_waiting_job_waits_for_the_end_of_a_job_that_a_move_does_not_repay() -> None:
     assert starts(runs("first", 4000, 8), job("second", 8000)) == {"second": pytest.approx(500)}
     assert starts(runs("first", 4000, 8), job("second", 8000), factor=1.5) == {"second": pytest.approx(750)}
