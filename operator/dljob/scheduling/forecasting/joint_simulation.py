@@ -36,7 +36,8 @@ class JointJob:
     ``options``: its plans, with the seconds of its remaining training. ``spread``: 90th percentile of these seconds /
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
     ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
-    time that the assignment knows.
+    time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
+    started.
     """
 
     key: Key
@@ -47,6 +48,7 @@ class JointJob:
     rest_s: float = 0.0
     starting_s: float = 0.0
     factor: float = 1.0
+    first_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,12 @@ class Costs:
     """Seconds that starts and moves take.
 
     ``start_s``: from the start of a job to its first step. ``restart_s``: a restart, as the assignment counts it.
-    ``rest_s``: minimum time between two moves of a job. ``first_rest_s``: minimum time from its start to its first
-    move.
+    ``rest_s``: minimum time between two moves of a job.
     """
 
     start_s: float
     restart_s: float
     rest_s: float
-    first_rest_s: float
 
 
 @dataclass
@@ -231,7 +231,7 @@ class _Simulation:
         """Assign devices to all jobs. Return True if that starts or moves a job."""
         waited = len(self._waiting())
         parts: Choices = (None,) * len(self.active)
-        moves = False
+        moves: tuple[bool, ...] = (False,) * len(self.active)
         if len(self.active) > 1:
             candidates = [Candidate(job.job.priority, job.options()) for job in self.active]
             held = [job.held(self.now_s) for job in self.active]
@@ -239,15 +239,16 @@ class _Simulation:
             for job in self.active:
                 total.update(job.devices)
             found = assign_all(candidates, held, total, self.costs.restart_s)
-            parts, moves = found.parts, any(found.moves)
-            for job, moved in zip(self.active, found.moves, strict=True):
+            parts, moves = found.parts, found.moves
+            for job, moved in zip(self.active, moves, strict=True):
                 if moved:
                     self.free.update(job.devices)
                     job.devices = {}
-        for job, part in zip(self.active, parts, strict=True):
+        # A job that moves has reserved its part before it stops, so that no waiting job can take it.
+        for job, part, _ in sorted(zip(self.active, parts, moves, strict=True), key=lambda each: not each[2]):
             if part is not None and not job.devices:
                 self._start(job, {part.device: min(part.devices, self.free[part.device])})
-        if moves:
+        if any(moves):
             return True
         reserved = {id(job): part for job, part in zip(self.active, parts, strict=True) if part and not job.devices}
         left = self.free.copy()
@@ -271,7 +272,8 @@ class _Simulation:
         if best is None:
             return
         job.devices, job.run_s = {best.device: best.devices}, best.seconds
-        rest_s = self.costs.rest_s if job.started else self.costs.first_rest_s
+        first_steps_s = self.costs.start_s + job.job.first_part * best.seconds * job.factor
+        rest_s = self.costs.rest_s if job.started else first_steps_s
         job.starting_s, job.rested_s, job.started = self.costs.start_s, self.now_s + rest_s, True
         self.free[best.device] -= best.devices
         key = job.job.key

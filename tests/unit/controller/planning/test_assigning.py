@@ -235,6 +235,7 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
         queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
         assert queue is not None and [job.key for job in queue.jobs] == [first, second]
         running, waiting = queue.jobs
+        assert 0 < waiting.first_part < 1e-3  # 20 of a million epochs of steps.
         assert running.held.devices == {T4: 4} and waiting.held.devices == {} and queue.free[T4] == 0
         outlook, left_s = operator.planning.outlook(second), running.held.left_s
         assert outlook is not None and outlook.earliest is not None and outlook.start is not None

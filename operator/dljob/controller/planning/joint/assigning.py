@@ -264,7 +264,7 @@ class Assigning:
             options = self._left(key, known.options, running=key in running)
             if seen is None or not options:
                 continue
-            job = JointJob(key, self._priority(question), options, known.spread)
+            job = JointJob(key, self._priority(question), options, known.spread, first_part=known.first_part)
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -287,7 +287,8 @@ class Assigning:
             if age_s >= WINDOW_S:
                 del self._seen[key]
             elif age_s >= 0:
-                found.append(RecentJoint(age_s, JointJob(key, priority, known.options, known.spread)))
+                recent = JointJob(key, priority, known.options, known.spread, first_part=known.first_part)
+                found.append(RecentJoint(age_s, recent))
         return found
 
     def _endings(self, taking_part: set[JobKey]) -> list[Ending]:
