@@ -1,22 +1,29 @@
 """Forecasts with the policy ``dljob, all jobs``: what the operator knows of the jobs, for ``forecast_jointly``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from benchmarks.scheduling.simulator import State
+from benchmarks.scheduling.simulator import SHORT_S, State
 from benchmarks.scheduling.workload import START_S, Job
 
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S, MIN_STEPS
 from dljob.scheduling import Interval
 from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint, forecast_jointly
-from dljob.scheduling.forecasting.joint_simulation import Costs, JointArrival, JointJob, simulate_joint
+from dljob.scheduling.forecasting.joint_simulation import (
+    AGAIN_S,
+    LOOK_S,
+    Costs,
+    JointArrival,
+    JointJob,
+    simulate_joint,
+)
 from dljob.scheduling.pace import MEASURED_P90
 
-COSTS = Costs(START_S, START_S, MIN_BETWEEN_S, MIN_BETWEEN_S)
+COSTS = Costs(START_S, START_S, MIN_BETWEEN_S)
 
 
 def joint_jobs(
@@ -25,30 +32,49 @@ def joint_jobs(
     options: Callable[[State], tuple[Option, ...]],
     held: Callable[[State], Held],
     moved_s: Mapping[str, float],
+    rested_s: Mapping[str, float],
     spread: float,
 ) -> list[JointJob]:
     """Return the jobs of a queue as the operator knows them. ``spread``: 90th percentile of run times / median.
 
     A job that trains has a measured step time, which shows its noise. ``moved_s``: when a job that holds devices got
-    them.
+    them. ``rested_s``: when it may move, of which only a job that trains gives notice.
     """
     found = []
     for state in line:
         measured, mine = state.left < 1, held(state)
-        since_s = now_s - moved_s[state.job.name] if mine.devices else 0.0
+        name, first = state.job.name, first_part(state.job)
+        starting_s = max(0.0, START_S - now_s + moved_s[name]) if mine.devices else 0.0
+        rest_s = max(0.0, rested_s[name] - now_s) if mine.devices else 0.0
         found.append(
             JointJob(
-                (state.job.namespace, state.job.name),
+                (state.job.namespace, name),
                 0,
                 options(state),
                 min(spread, MEASURED_P90) if measured else spread,
                 mine,
-                rest_s=max(0.0, MIN_BETWEEN_S - since_s),
-                starting_s=max(0.0, START_S - since_s) if mine.devices else 0.0,
+                rest_s=rest_s if measured else starting_s + first * mine.left_s,
+                starting_s=starting_s,
                 factor=state.job.noise if measured else 1.0,
+                first_part=first,
             )
         )
     return found
+
+
+def first_part(job: Job) -> float:
+    """Return the part of a job's training that its first steps are, before which it does not move."""
+    return min(1.0, MIN_STEPS / job.request.total_steps)
+
+
+def next_s(now_s: float, rested_s: Iterable[float], *, changed: bool) -> float:
+    """Return the seconds until the next decision without an event, as ``controller.planning.joint`` decides.
+
+    ``rested_s``: when the rests of the jobs that hold devices end, after which a decision follows. ``changed``: True if
+    the last decision started or moved a job. The next one then follows soon.
+    """
+    rests = (at_s - now_s for at_s in rested_s)
+    return min([LOOK_S if changed else AGAIN_S, *(rest_s for rest_s in rests if rest_s > SHORT_S)])
 
 
 class Knowledge(StrEnum):
@@ -70,31 +96,36 @@ class JointForesight:
     """All jobs of the simulation. Only a forecaster that knows the truth may read them."""
 
     def arrived(self, state: State, options: tuple[Option, ...], spread: float) -> None:
-        job = JointJob((state.job.namespace, state.job.name), 0, options, spread)
+        key = state.job.namespace, state.job.name
+        job = JointJob(key, 0, options, spread, first_part=first_part(state.job))
         self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
 
     def forecast(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge, first_s: float
     ) -> dict[str, Interval]:
-        """Return the forecast wait of each waiting job."""
+        """Return the forecast wait of each waiting job. ``first_s``: seconds to the next decision without an event."""
         if knows is not Knowledge.PREDICTIONS:
-            return self._with_truth(now_s, jobs, free, arrivals=knows is Knowledge.ARRIVALS)
+            return self._with_truth(now_s, jobs, free, first_s, arrivals=knows is Knowledge.ARRIVALS)
         recent = [RecentJoint(now_s - at_s, job) for at_s, job in self.seen.values() if now_s - at_s < WINDOW_S]
-        found = forecast_jointly(JointQueue(jobs, free, COSTS, recent))
+        found = forecast_jointly(JointQueue(jobs, free, COSTS, recent, first_s=first_s))
         return {name: self.calibration.forecast_of(name, now_s, each).start for (_, name), each in found.items()}
 
     def _with_truth(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], *, arrivals: bool
+        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], first_s: float, *, arrivals: bool
     ) -> dict[str, Interval]:
         """Return the wait of each waiting job as the rule gives it for true run times, and perhaps true arrivals."""
         noise = {job.name: job.noise for job in self.stream}
         true = [1.0 if job.factor != 1.0 else noise[job.key[1]] for job in jobs]
         later = [
-            JointArrival(job.arrival_s - now_s, JointJob((job.namespace, job.name), 0, options(job)))
+            JointArrival(
+                job.arrival_s - now_s,
+                JointJob((job.namespace, job.name), 0, options(job), first_part=first_part(job)),
+            )
             for job in self.stream
             if arrivals and job.arrival_s > now_s
         ]
-        found = simulate_joint(jobs, [*true, *(noise[each.job.key[1]] for each in later)], free, COSTS, later)
+        factors = [*true, *(noise[each.job.key[1]] for each in later)]
+        found = simulate_joint(jobs, factors, free, COSTS, later, first_s=first_s)
         return {name: Interval(wait_s, wait_s, wait_s) for (_, name), (wait_s, _) in found.items()}
 
 

@@ -12,14 +12,14 @@ from functools import partial
 from math import exp
 
 from benchmarks.scheduling.foresight import Foresight
-from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs
-from benchmarks.scheduling.simulator import Run, State
+from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs, next_s
+from benchmarks.scheduling.simulator import SHORT_S, Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
 from dljob.cluster import ClusterView
 from dljob.planner import Decision, Infeasible, plan
 from dljob.planner.types import Choice
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S, MIN_STEPS
 from dljob.scheduling import (
     MIN_LEFT_S,
     BoundPod,
@@ -48,14 +48,7 @@ from dljob.scheduling import (
     start_in_s,
     start_up,
 )
-from dljob.scheduling.assignment import (
-    Candidate,
-    Choices,
-    Held,
-    Option,
-    assign,
-    assign_all,
-)
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all
 from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,7 +96,7 @@ class Operator:
     Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
     together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
     ``Together``. ``clairvoyant``: the assignment knows true run times. ``finish_by``: the order of the queue knows the
-    deadlines, as those of jobs with ``spec.scheduling.finishBy``.
+    deadlines, as those of jobs with ``spec.scheduling.finishBy``. ``rested_s``: when jobs may move (``all_jobs``).
     """
 
     spread: float
@@ -115,6 +108,7 @@ class Operator:
     now_s: float = 0.0
     placed: dict[str, Placed] = field(default_factory=dict)
     moved_s: dict[str, float] = field(default_factory=dict)
+    rested_s: dict[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     foresight: Foresight = field(default_factory=Foresight)
     joint: JointForesight = field(default_factory=JointForesight)
@@ -130,8 +124,10 @@ class Operator:
         states = {state.job.name: state for state in active}
         for gone in self.placed.keys() - states.keys():
             self._release(gone)
+        before = dict(self.placed)
         if self.all_jobs:
             self._share(now_s, active, states)
+            self.tick_s = next_s(now_s, [self.rested_s[name] for name in self.placed], changed=self.placed != before)
         waiting = [state for state in active if state.job.name not in self.placed]
         if not self.all_jobs:
             self._start(now_s, waiting, states)
@@ -233,8 +229,10 @@ class Operator:
             return
         if self.all_jobs:
             queue = sorted(active, key=lambda state: self._queued(state, states).place)
-            jobs = joint_jobs(now_s, queue, options, lambda each: self._held(now_s, each), self.moved_s, self.spread)
-            for name, start in self.joint.forecast(now_s, jobs, free_devices(self.ledger.view()), self.knows).items():
+            held = partial(self._held, now_s)
+            jobs = joint_jobs(now_s, queue, options, held, self.moved_s, self.rested_s, self.spread)
+            free = free_devices(self.ledger.view())
+            for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s).items():
                 self.foresight.note(name, now_s, start)
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
@@ -281,20 +279,21 @@ class Operator:
         """
         line = sorted(active, key=lambda state: self._queued(state, states).place)
         parts: Choices = (None,) * len(line)
-        moves = False
+        moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
             jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
             held = [self._held(now_s, state) for state in line]
             found = assign_all(jobs, held, free_devices(view()), START_S)
-            parts, moves = found.parts, any(found.moves)
-            for state, moved in zip(line, found.moves, strict=True):
+            parts, moves = found.parts, found.moves
+            for state, moved in zip(line, moves, strict=True):
                 if moved:
                     self._release(state.job.name)
-        for state, part in zip(line, parts, strict=True):
+        # A job that moves has reserved its part before it stops, so that no waiting job can take it.
+        for state, part, _ in sorted(zip(line, parts, moves, strict=True), key=lambda each: not each[2]):
             if state.job.name not in self.placed and part is not None:
                 self._start_on(now_s, state, part_of(self.ledger.view(), part))
         waiting = [pair for pair in zip(line, parts, strict=True) if pair[0].job.name not in self.placed]
-        for state, _ in () if moves else waiting:
+        for state, _ in () if any(moves) else waiting:
             others = [part for other, part in waiting if other is not state and other.job.name not in self.placed]
             self._start_on(now_s, state, left_for(self.ledger.view(), others))
 
@@ -302,7 +301,10 @@ class Operator:
         choice = PLANS.of(state.job.model, view)
         if choice is not None:
             self._place(state.job.name, choice)
-            self.moved_s[state.job.name] = now_s
+            # The report of the 20th step ends the first rest. Forecasts cannot know its time beforehand.
+            first_s, name = START_S + MIN_STEPS * choice.prediction.step_s * state.job.noise, state.job.name
+            self.rested_s[name] = now_s + (MIN_BETWEEN_S if name in self.moved_s else first_s)
+            self.moved_s[name] = now_s
 
     def _factor(self, state: State) -> float:
         return state.job.noise if self.clairvoyant else 1.0
@@ -315,8 +317,7 @@ class Operator:
         for group in placed.choice.groups:
             held[group.device] += group.nodes * group.ranks_per_node
         left_s = state.left * run.seconds * self._factor(state)
-        rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S
-        return Held(held, left_s, movable=rested and left_s >= MIN_LEFT_S)
+        return Held(held, left_s, now_s >= self.rested_s[state.job.name] - SHORT_S and left_s >= MIN_LEFT_S)
 
     def _grow(self, now_s: float, active: Sequence[State]) -> None:
         """Move running jobs to better plans, one after another, while no job waits."""

@@ -13,7 +13,7 @@ Jobs of a higher priority are assigned first, as if the others did not exist.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import combinations, groupby
@@ -116,19 +116,6 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
     all other jobs hold. The parts of waiting jobs may not fit yet.
     """
 
-    def short(moving: set[int], *, waiting: bool) -> dict[str, int]:
-        """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
-
-        ``waiting``: True if the waiting jobs also start on their parts.
-        """
-        used = Counter[str]()
-        for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
-            if i not in moving:
-                used.update(mine.devices)
-            if part is not None and (i in moving or (waiting and not mine.devices)):
-                used[part.device] += part.devices
-        return {device: count - free.get(device, 0) for device, count in used.items() if count > free.get(device, 0)}
-
     moving = {
         i
         for i, (mine, part) in enumerate(zip(held, parts, strict=True))
@@ -138,14 +125,10 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
         part = parts[i]
         assert part is not None
         pays = gains_by(held[i], part.seconds, restart_s)
-        missing = sum(short(moving, waiting=True).values())
-        if not pays and sum(short(moving - {i}, waiting=True).values()) <= missing:
+        missing = sum(_short(moving, held, parts, free, waiting=True).values())
+        if not pays and sum(_short(moving - {i}, held, parts, free, waiting=True).values()) <= missing:
             moving.remove(i)
-    while missing_types := short(moving, waiting=False).keys():
-        wrong = [i for i in moving if (part := parts[i]) is not None and part.device in missing_types]
-        if not wrong:
-            break  # Jobs hold more than there is, such as after the loss of a node.
-        moving.remove(max(wrong))
+    moving = _fitting(moving, held, parts, free)
     return tuple(i in moving for i in range(len(held)))
 
 
@@ -164,11 +147,42 @@ def assign_all(
     gains = [
         part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
     ]
-    moves = tuple(
-        m and (own or _repays(i, jobs, held, parts, others, restart_s))
+    repay = {
+        i
         for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
-    )
+        if m and (own or _repays(i, jobs, held, parts, others, restart_s))
+    }
+    # The parts of some need devices of jobs that do not move now.
+    fitting = _fitting(repay, held, parts, free)
+    moves = tuple(i in fitting for i in range(len(jobs)))
     return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+
+
+def _short(
+    moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int], *, waiting: bool
+) -> dict[str, int]:
+    """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
+
+    ``waiting``: True if the waiting jobs also start on their parts.
+    """
+    used = Counter[str]()
+    for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
+        if i not in moving:
+            used.update(mine.devices)
+        if part is not None and (i in moving or (waiting and not mine.devices)):
+            used[part.device] += part.devices
+    return {device: count - free.get(device, 0) for device, count in used.items() if count > free.get(device, 0)}
+
+
+def _fitting(moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int]) -> set[int]:
+    """Return those of the jobs ``moving`` (indices) whose parts fit beside what all jobs hold that do not move."""
+    fitting = set(moving)
+    while missing_types := _short(fitting, held, parts, free, waiting=False).keys():
+        wrong = [i for i in fitting if (part := parts[i]) is not None and part.device in missing_types]
+        if not wrong:
+            break  # Jobs hold more than there is, such as after the loss of a node.
+        fitting.remove(max(wrong))
+    return fitting
 
 
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:

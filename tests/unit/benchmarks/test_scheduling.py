@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 import pytest
-from benchmarks.scheduling.joint_foresight import joint_jobs
+from benchmarks.scheduling.joint_foresight import joint_jobs, next_s
 from benchmarks.scheduling.measures import measures
 from benchmarks.scheduling.simulator import Run, State, simulate
 from benchmarks.scheduling.workload import MODELS, START_S, Job
@@ -62,6 +62,13 @@ def test_forecasts_know_the_noise_only_of_jobs_that_train() -> None:
     def held(state: State) -> Held:
         return Held({"t4": 1}, 100.0) if state is trains else Held({})
 
-    found = joint_jobs(100.0, [trains, waits], lambda state: (), held, {"trains": 60.0}, 1.3)
+    found = joint_jobs(100.0, [trains, waits], lambda state: (), held, {"trains": 60.0}, {"trains": 660.0}, 1.3)
     assert [(each.factor, each.spread) for each in found] == [(2.0, 1.1), (1.0, 1.3)]
     assert (found[0].starting_s, found[0].rest_s) == (START_S - 40.0, 560.0)
+
+
+def test_policy_decides_after_changes_and_at_ends_of_rests_like_the_controller() -> None:
+    assert next_s(1000.0, [700.0], changed=False) == 60.0
+    assert next_s(1000.0, [700.0], changed=True) == 10.0
+    assert next_s(1000.0, [700.0, 1025.0], changed=False) == 25.0
+    assert next_s(1000.0, [1000.0], changed=False) == 60.0  # This rest ends now, and the job may move already.

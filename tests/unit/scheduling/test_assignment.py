@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
 from dljob.scheduling.assignment import (
+    Assignment,
     Candidate,
     Held,
     Option,
@@ -25,6 +26,14 @@ OPTIONS = st.builds(
 )
 JOBS = st.lists(st.lists(OPTIONS, max_size=4).map(tuple), max_size=7)
 FREE = st.fixed_dictionaries({"a100": st.integers(0, 8), "t4": st.integers(0, 12)})
+
+
+def fit(found: Assignment, held: list[Held], free: dict[str, int]) -> bool:
+    """Return True if the parts of the jobs that move fit beside what the others hold."""
+    used = Counter[str]()
+    for mine, part, moves in zip(held, found.parts, found.moves, strict=True):
+        used.update({part.device: part.devices} if moves and part is not None else mine.devices)
+    return all(count <= free[device] for device, count in used.items())
 
 
 def equal(jobs: list[tuple[Option, ...]]) -> list[Candidate]:
@@ -138,6 +147,17 @@ def test_a_job_restarts_only_if_it_gains_or_if_jobs_of_no_lower_priority_gain(
         assert moves or not helped
         assert all(jobs[j].priority >= jobs[i].priority and j != i for j in helped)
         assert not moves or helped or (part is not None and held[i].left_s - part.seconds - 45.0 >= 60.0)
+    assert fit(found, held, free)
+
+
+def test_a_job_does_not_move_to_devices_of_a_job_that_stays() -> None:
+    """The first job would lose more on the T4 than the second one gains on the A100, so both stay."""
+    first = (Option("t4", 1, 2, 230.0), Option("a100", 1, 2, 115.0))
+    second = (Option("t4", 1, 2, 230.0), Option("a100", 1, 2, 57.0))
+    held = [Held({"a100": 2}, 115.0, movable=True), Held({"t4": 2}, 230.0, movable=True)]
+    found = assign_all(equal([first, second]), held, {"t4": 2, "a100": 2}, 45.0)
+    assert [part and part.device for part in found.parts] == ["t4", "a100"]
+    assert found.moves == (False, False) and found.helped == ((), ())
 
 
 def test_a_long_job_makes_room_for_a_short_one_but_not_for_one_that_is_as_long() -> None:

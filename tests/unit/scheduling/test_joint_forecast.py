@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dljob.scheduling import Forecast, Interval
-from dljob.scheduling.assignment import Held, Option
+from dljob.scheduling.assignment import Assignment, Held, Option
+from dljob.scheduling.forecasting import joint_simulation
 from dljob.scheduling.forecasting.calibration import MEMORY, Calibration, lower, upper
 from dljob.scheduling.forecasting.joint_forecast import (
     MAX_WORK,
@@ -25,10 +26,11 @@ from dljob.scheduling.forecasting.joint_simulation import (
     Ending,
     JointArrival,
     JointJob,
+    _Simulation,
     simulate_joint,
 )
 
-COSTS = Costs(start_s=45.0, restart_s=45.0, rest_s=600.0, first_rest_s=600.0)
+COSTS = Costs(start_s=45.0, restart_s=45.0, rest_s=600.0)
 FIRST, SECOND = ("team", "first"), ("team", "second")
 
 
@@ -55,6 +57,49 @@ def test_waiting_job_gets_devices_of_a_job_when_its_rest_ends() -> None:
     long, short = runs("long", 800_000, 8, rest_s=300.0), job("short", 8000)
     assert starts(long, short) == {"short": pytest.approx(300.0)}
     assert starts(replace(long, rest_s=inf), short) == {"short": pytest.approx(100_000)}
+
+
+def test_first_decision_comes_when_it_is_due_or_at_an_event() -> None:
+    line = job("short", 8000)
+    assert starts(line, free=8, first_s=7.0) == {"short": pytest.approx(7.0)}
+    assert starts(runs("long", 800_000, 8), line, first_s=7.0) == {"short": pytest.approx(7.0)}
+    assert starts(runs("first", 40, 4), runs("long", 800_000, 4), line, first_s=60.0)["short"] == pytest.approx(10.0)
+
+
+def test_decisions_follow_soon_after_a_change_and_otherwise_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first job starts at once. The second one waits, and the third one arrives."""
+    decided_s = list[float]()
+    decide = _Simulation._decide
+
+    def counted(self: _Simulation) -> bool:
+        decided_s.append(self.now_s)
+        return decide(self)
+
+    monkeypatch.setattr(_Simulation, "_decide", counted)
+    large = replace(job("large", 800_000), options=(Option("a100", 1, 1, 1e5),))
+    arrival = JointArrival(100.0, replace(large, key=("team", "other")))
+    endings = [Ending(200.0, {"a100": 1})]
+    found = starts(job("small", 80_000, first_part=0.001), large, free=8, arrivals=[arrival], endings=endings)
+    assert found == {"small": 0.0, "large": pytest.approx(200.0)}
+    assert decided_s == pytest.approx([0.0, 10.0, 45.0 + 10.0, 100.0, 160.0, 200.0])  # At 55 s, the first rest ends.
+
+
+def test_job_that_has_started_may_move_after_its_first_steps() -> None:
+    long = job("long", 800_000, first_part=0.001)
+    for factor in (1.0, 2.0):
+        simulation = _Simulation([long], [factor], {"t4": 8}, COSTS, (), (), Budget(inf), 0.0)
+        simulation.run()
+        assert simulation.active[0].rested_s == pytest.approx(COSTS.start_s + 100.0 * factor)
+
+
+def test_job_that_moves_gets_its_part_before_a_waiting_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the controller, it has reserved its part before it stops, even if it is behind the other in the queue."""
+    part = Option("a100", 1, 4, 1000.0)
+    monkeypatch.setattr(joint_simulation, "assign_all", lambda *_: Assignment((part, part), (False, True), ((), (0,))))
+    waits, moves = (replace(each, options=(part,)) for each in (job("waits", 8000), runs("moves", 8000, 4)))
+    simulation = _Simulation([waits, moves], [1.0, 1.0], {"a100": 4}, COSTS, (), (), Budget(inf), 0.0)
+    assert simulation._decide()
+    assert [each.devices for each in simulation.active] == [{}, {"a100": 4}]
 
 
 def test_waiting_job_waits_for_the_end_of_a_job_that_a_move_does_not_repay() -> None:

@@ -1,7 +1,8 @@
 """Simulate a queue whose devices are assigned to all jobs together, with the rule that decides: ``assign_all``.
 
-The simulation counts devices of each type, not nodes. Jobs get parts, move, rest between two moves, and grow. The time
-of a decision is the end of a job, an arrival, the end of a rest, or the next tick.
+The simulation counts devices of each type, not nodes. Jobs get parts, move, rest between two moves, and grow. It
+decides when the controller decides: at the end of a job, an arrival and the end of a rest, ``LOOK_S`` after a decision
+that started or moved a job, and ``AGAIN_S`` after any other decision.
 
 A decision for many jobs takes milliseconds. The number of decisions is therefore limited (``Budget``). After the last
 one, jobs keep their devices, and each waiting job, in order, starts with its fastest option that fits.
@@ -16,10 +17,14 @@ from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign
 from dljob.scheduling.gain import MIN_LEFT_S
 
 Key = tuple[str, str]
-TICK_S, TICK_GROWTH = 60.0, 0.1
-"""Seconds between two simulated decisions without an event: ``TICK_S``, and later this fraction of the simulated time.
-
-The controller decides at least every 60 s. Decisions of the far future need not be as fine."""
+LOOK_S = 10.0
+"""Minimum seconds between two assignments that move running jobs. Starts and moves change the state of the cluster, so
+that the next assignment follows after this time."""
+AGAIN_S = 60.0
+"""Seconds after which devices are assigned again although no job or pod has changed: running jobs progress."""
+TICK_GROWTH = 0.1
+"""In the simulation, the time between two decisions without a change is at least this fraction of the simulated time,
+because decisions of the far future need not be as fine."""
 SHORT_S = 1e-6
 WAITS = Held({})
 
@@ -31,7 +36,8 @@ class JointJob:
     ``options``: its plans, with the seconds of its remaining training. ``spread``: 90th percentile of these seconds /
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
     ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
-    time that the assignment knows.
+    time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
+    started.
     """
 
     key: Key
@@ -42,6 +48,7 @@ class JointJob:
     rest_s: float = 0.0
     starting_s: float = 0.0
     factor: float = 1.0
+    first_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,12 @@ class Costs:
     """Seconds that starts and moves take.
 
     ``start_s``: from the start of a job to its first step. ``restart_s``: a restart, as the assignment counts it.
-    ``rest_s``: minimum time between two moves of a job. ``first_rest_s``: minimum time from its start to its first
-    move.
+    ``rest_s``: minimum time between two moves of a job.
     """
 
     start_s: float
     restart_s: float
     rest_s: float
-    first_rest_s: float
 
 
 @dataclass
@@ -138,14 +143,16 @@ def simulate_joint(
     arrivals: Sequence[JointArrival] = (),
     endings: Sequence[Ending] = (),
     budget: Budget | None = None,
+    first_s: float = 0.0,
 ) -> dict[Key, tuple[float, float]]:
     """Simulate the queue. Return for each waiting job the seconds until its start and its end; infinity: unknown.
 
     ``jobs``: waiting and running jobs in the order of the queue, the highest priority first. ``factors``: for each job,
     and then for each arrival, true run time / predicted run time, beside ``JointJob.factor``. ``free``: devices that no
     job holds now, by type. ``arrivals``, ``endings``: in any order. ``budget``: None: decisions are not limited.
+    ``first_s``: seconds until the first decision if nothing else leads to an earlier one.
     """
-    return _Simulation(jobs, factors, free, costs, arrivals, endings, budget or Budget(inf)).run()
+    return _Simulation(jobs, factors, free, costs, arrivals, endings, budget or Budget(inf), first_s).run()
 
 
 class _Simulation:
@@ -158,8 +165,11 @@ class _Simulation:
         arrivals: Sequence[JointArrival],
         endings: Sequence[Ending],
         budget: Budget,
+        first_s: float,
     ) -> None:
         self.costs, self.budget, self.now_s = costs, budget, 0.0
+        self.due_s = first_s
+        """Simulated time of the next decision if there is no event."""
         self.active = [_active(job, factor) for job, factor in zip(jobs, factors, strict=False)]
         self.waits = {job.key for job in jobs if not job.held.devices}
         self.found = dict.fromkeys(self.waits, (inf, inf))
@@ -172,19 +182,20 @@ class _Simulation:
         self.free = Counter(free)
 
     def run(self) -> dict[Key, tuple[float, float]]:
-        while self.waits:
+        goes_on = self.due_s <= 0 or self._next(decides=True)
+        while self.waits and goes_on:
             while self.coming and self.coming[0][0] <= self.now_s + SHORT_S:
                 self._add(self.coming.pop(0)[1])
             while self.endings and self.endings[0].in_s <= self.now_s + SHORT_S:
                 self.free.update(self.endings.pop(0).devices)
             decides = self.budget.spend(len(self.active))
             if decides:
-                self._decide()
+                changed = self._decide()
+                self.due_s = self.now_s + max(LOOK_S if changed else AGAIN_S, TICK_GROWTH * self.now_s)
             else:
                 for job in self._waiting():
                     self._start(job, self.free)
-            if not self.waits or not self._next(decides):
-                break
+            goes_on = self._next(decides)
         return self.found
 
     def _add(self, job: _Job) -> None:
@@ -204,7 +215,7 @@ class _Simulation:
             times += [
                 job.rested_s - self.now_s for job in self.active if job.devices and job.rested_s > self.now_s + SHORT_S
             ]
-            times.append(max(TICK_S, TICK_GROWTH * self.now_s) if any(job.devices for job in self.active) else inf)
+            times.append(self.due_s - self.now_s if self.now_s == 0 or any(job.devices for job in self.active) else inf)
         step_s = max(0.0, min(times, default=inf))
         if step_s == inf:
             return False
@@ -216,9 +227,11 @@ class _Simulation:
         self.now_s += step_s
         return True
 
-    def _decide(self) -> None:
+    def _decide(self) -> bool:
+        """Assign devices to all jobs. Return True if that starts or moves a job."""
+        waited = len(self._waiting())
         parts: Choices = (None,) * len(self.active)
-        moves = False
+        moves: tuple[bool, ...] = (False,) * len(self.active)
         if len(self.active) > 1:
             candidates = [Candidate(job.job.priority, job.options()) for job in self.active]
             held = [job.held(self.now_s) for job in self.active]
@@ -226,16 +239,17 @@ class _Simulation:
             for job in self.active:
                 total.update(job.devices)
             found = assign_all(candidates, held, total, self.costs.restart_s)
-            parts, moves = found.parts, any(found.moves)
-            for job, moved in zip(self.active, found.moves, strict=True):
+            parts, moves = found.parts, found.moves
+            for job, moved in zip(self.active, moves, strict=True):
                 if moved:
                     self.free.update(job.devices)
                     job.devices = {}
-        for job, part in zip(self.active, parts, strict=True):
+        # A job that moves has reserved its part before it stops, so that no waiting job can take it.
+        for job, part, _ in sorted(zip(self.active, parts, moves, strict=True), key=lambda each: not each[2]):
             if part is not None and not job.devices:
                 self._start(job, {part.device: min(part.devices, self.free[part.device])})
-        if moves:
-            return
+        if any(moves):
+            return True
         reserved = {id(job): part for job, part in zip(self.active, parts, strict=True) if part and not job.devices}
         left = self.free.copy()
         for part in reserved.values():
@@ -249,6 +263,7 @@ class _Simulation:
             left.subtract(before - self.free)
             if mine is not None and not job.devices:
                 left[mine.device] -= mine.devices
+        return len(self._waiting()) < waited
 
     def _start(self, job: _Job, free: Mapping[str, int]) -> None:
         """Start a job with its fastest option that fits in ``free``; do nothing if none fits."""
@@ -257,7 +272,8 @@ class _Simulation:
         if best is None:
             return
         job.devices, job.run_s = {best.device: best.devices}, best.seconds
-        rest_s = self.costs.rest_s if job.started else self.costs.first_rest_s
+        first_steps_s = self.costs.start_s + job.job.first_part * best.seconds * job.factor
+        rest_s = self.costs.rest_s if job.started else first_steps_s
         job.starting_s, job.rested_s, job.started = self.costs.start_s, self.now_s + rest_s, True
         self.free[best.device] -= best.devices
         key = job.job.key

@@ -7,6 +7,7 @@ import pytest
 
 import dlcontract
 from dljob.cluster import ClusterView
+from dljob.controller.planning.background import TICK_S
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
@@ -14,6 +15,7 @@ from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, STATEFUL_SET
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.forecasting.calibration import OFFSET_S
+from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Json, Operator
 from support.servers.fake_api import FakeCluster
@@ -233,6 +235,7 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
         queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
         assert queue is not None and [job.key for job in queue.jobs] == [first, second]
         running, waiting = queue.jobs
+        assert 0 < waiting.first_part < 1e-3  # 20 of a million epochs of steps.
         assert running.held.devices == {T4: 4} and waiting.held.devices == {} and queue.free[T4] == 0
         outlook, left_s = operator.planning.outlook(second), running.held.left_s
         assert outlook is not None and outlook.earliest is not None and outlook.start is not None
@@ -249,5 +252,27 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
         wait_s, learned = now_s() - made_s, list(outlooks._calibration._high)
         assert learned[:-1] == before
         assert learned[-1] == pytest.approx((wait_s + OFFSET_S) / (forecast.p90 + OFFSET_S), rel=0.2)
+
+    together({"n1": T4}, body, gpus=4)
+
+
+def test_forecast_knows_when_devices_are_assigned_again() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        assigning = operator.planning._assigning
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **OTHER)
+        await operator.watch(100.0)
+        queue = assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None and operator.planned(second) == "DeviceBusy"
+        due_s = now_s() + queue.first_s
+        assert 0.0 <= queue.first_s <= AGAIN_S
+        await operator.watch(queue.first_s + TICK_S)
+        assert due_s <= assigning._made_s <= due_s + TICK_S
+        cluster.submit("third", second=2, **OTHER)
+        await operator.watch(2.0)
+        queue = assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None and queue.first_s <= LOOK_S
 
     together({"n1": T4}, body, gpus=4)

@@ -33,18 +33,14 @@ from dljob.reconcile.planning.resize import MIN_BETWEEN_S, lets_move, may_move
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
-from dljob.scheduling.forecasting.joint_simulation import Ending, JointJob
+from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
 from dljob.scheduling.parts import free_devices, left_for, part_of
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
 """Maximum number of waiting jobs, and of running jobs, to which devices are assigned. Others are planned alone."""
-LOOK_S = 10.0
-"""Seconds between two assignments of running jobs."""
 OBEY_S = 90.0
 """Seconds after which an order that a running job moves is dropped if the job's reconcile has not carried it out."""
-AGAIN_S = 60.0
-"""Seconds after which an assignment is repeated although the same jobs run and wait: running jobs progress."""
 
 log = logging.getLogger("dljob")
 
@@ -162,15 +158,8 @@ class Assigning:
             state.pop(key, None)
 
     def forget_all(self) -> None:
-        for state in (
-            self._running,
-            self._shares,
-            self._orders,
-            self._refused_s,
-            self._known,
-            self._seen,
-            self._options,
-        ):
+        every = (self._running, self._shares, self._orders, self._refused_s, self._known, self._seen, self._options)
+        for state in every:
             state.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
@@ -221,9 +210,8 @@ class Assigning:
             return False
         self._forget_gone()
         now_s = self._clock()
-        movable = frozenset((key, each.movable) for key, each in self._running.items())
-        state = frozenset(waiting), movable, self._cache.ledger.version
-        if now_s - self._looked_s >= LOOK_S and (state != self._state or now_s - self._made_s >= AGAIN_S):
+        if self._due_in_s(waiting) <= 0:
+            state = self._state_of(waiting)
             self._looked_s = now_s
             try:
                 await self._assign(waiting, ask, orders=True)
@@ -235,6 +223,16 @@ class Assigning:
                     AGAIN_S,
                 )
         return any(order.room is not None for order in self._orders.values())
+
+    def _due_in_s(self, waiting: Mapping[JobKey, ParsedJob]) -> float:
+        """Return the seconds until devices are assigned again if nothing changes; 0 or less: now."""
+        now_s, same = self._clock(), self._state_of(waiting) == self._state
+        return max(self._looked_s + LOOK_S, self._made_s + AGAIN_S if same else -inf) - now_s
+
+    def _state_of(self, waiting: Mapping[JobKey, ParsedJob]) -> object:
+        """Return what an assignment depends on: jobs and nodes. ``waiting``: the jobs without devices."""
+        movable = frozenset((key, each.movable) for key, each in self._running.items())
+        return frozenset(waiting), movable, self._cache.ledger.version
 
     def _forget_gone(self) -> None:
         """Forget jobs that stop or are gone, and orders not carried out in ``OBEY_S`` (the new plan was no better)."""
@@ -266,7 +264,7 @@ class Assigning:
             options = self._left(key, known.options, running=key in running)
             if seen is None or not options:
                 continue
-            job = JointJob(key, self._priority(question), options, known.spread)
+            job = JointJob(key, self._priority(question), options, known.spread, first_part=known.first_part)
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -277,7 +275,8 @@ class Assigning:
         free = Counter(free_devices(self._view_without(keys)))
         for job in jobs:
             free.subtract(job.held.devices)
-        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys))
+        first_s = max(0.0, self._due_in_s(waiting))
+        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys), first_s)
 
     def _recent(self) -> list[RecentJoint]:
         """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
@@ -288,7 +287,8 @@ class Assigning:
             if age_s >= WINDOW_S:
                 del self._seen[key]
             elif age_s >= 0:
-                found.append(RecentJoint(age_s, JointJob(key, priority, known.options, known.spread)))
+                recent = JointJob(key, priority, known.options, known.spread, first_part=known.first_part)
+                found.append(RecentJoint(age_s, recent))
         return found
 
     def _endings(self, taking_part: set[JobKey]) -> list[Ending]:

@@ -13,13 +13,10 @@ from dljob.scheduling.forecasting.joint_simulation import Costs, JointJob
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.status import find
 
-FIRST_STEPS_S = 60.0
-"""Assumed seconds of the first steps of a job, before which it does not move (``resize.MIN_STEPS``)."""
-
 
 def costs(start_s: float) -> Costs:
     """Return what starts and moves cost. ``start_s``: seconds from the start of pods to the first step."""
-    return Costs(start_s, RESTART_S, MIN_BETWEEN_S, start_s + FIRST_STEPS_S)
+    return Costs(start_s, RESTART_S, MIN_BETWEEN_S)
 
 
 def held_by(
@@ -31,7 +28,7 @@ def held_by(
     """
     last, begun = find(status.conditions, CONDITION), status.progress is not None and status.progress.step > 0
     rest_s = MIN_BETWEEN_S - (now - last.last_transition_time).total_seconds() if last is not None else 0.0
-    first_s = 0.0 if begun else start_s + FIRST_STEPS_S
+    first_s = 0.0 if begun else start_s + job.first_part * held.left_s
     return replace(
         job,
         held=held,

@@ -12,6 +12,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.parts import device_parts
 
@@ -26,10 +27,14 @@ MAX_OF_LEAST = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The options of a job for its whole training. ``spread``: 90th percentile of their seconds / median."""
+    """The options of a job for its whole training. ``spread``: 90th percentile of their seconds / median.
+
+    ``first_part``: part of the training that the first steps are, before which a job does not move.
+    """
 
     options: tuple[Option, ...]
     spread: float = 1.0
+    first_part: float = 0.0
 
 
 class KnownOptions:
@@ -72,6 +77,7 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
     """
     asked = replace(question, accepted=None, report=None)
     found: list[tuple[Option, float, float]] = []
+    first_part = 0.0
     types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
     for device in types[:MAX_DEVICE_TYPES]:
         best_s = inf
@@ -85,10 +91,11 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
             if used == count * per_node and 0 < predicted.total_seconds < best_s:
                 best_s = predicted.total_seconds
                 spread = (run_p90_s(predicted) or best_s) / best_s
+                first_part = min(1.0, MIN_STEPS * predicted.step_seconds / best_s)
                 found.append((Option(device, count, per_node, best_s), _expense(question, plan), spread))
     least = min((expense for _, expense, _ in found), default=0.0)
     kept = [(option, spread) for option, expense, spread in found if expense <= MAX_OF_LEAST * least]
-    return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0))
+    return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0), first_part)
 
 
 def _expense(question: ParsedJob, plan: StoredPlan) -> float:
