@@ -214,8 +214,12 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
         pytest.param("größe,b\n".encode(), "found no row", id="header"),
         pytest.param("größe;b\n1;2\n".encode(), "found no column 'größe', but 'größe;b'", id="delimiter"),
         pytest.param("größe,c\n1,2\n".encode(), "found no column 'b', but 'größe', 'c'", id="column"),
-        pytest.param("größe,b\n1,2\n1,2,3\n".encode(), "(line 3: number of cells: found 3; expected 2)", id="more cells"),
-        pytest.param("größe,b\n1,2\n\n1\n".encode(), "(line 4: number of cells: found 1; expected 2)", id="fewer cells"),
+        pytest.param(
+            "größe,b\n1,2\n1,2,3\n".encode(), "(line 3: number of cells: found 3; expected 2)", id="more cells"
+        ),
+        pytest.param(
+            "größe,b\n1,2\n\n1\n".encode(), "(line 4: number of cells: found 1; expected 2)", id="fewer cells"
+        ),
         pytest.param(None, "No such file", id="no file"),
     ],
 )
