@@ -22,9 +22,22 @@ def no_baseline(subject: Subject, limit_s: float) -> Baseline:
 
 def script(folder: Path, name: str, *arguments: str, **variables: str) -> str:
     """Run a script of a project to its end. Return what it prints."""
+    done = _run(folder, name, *arguments, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def failed(folder: Path, name: str, *arguments: str, **variables: str) -> str:
+    """Run a script of a project that ends with an error. Return the error."""
+    done = _run(folder, name, *arguments, **variables)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def _run(folder: Path, name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, name, *arguments],
         cwd=folder,
         env=environment,
@@ -33,8 +46,6 @@ def script(folder: Path, name: str, *arguments: str, **variables: str) -> str:
         timeout=LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def shorten(folder: Path, epochs: int) -> None:

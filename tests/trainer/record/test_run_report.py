@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -337,6 +338,12 @@ def test_curve_stays_within_its_frame(points: list[tuple[float, float]]) -> None
 )
 def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == expected
+
+
+def test_an_axis_of_zeros_has_readable_numbers() -> None:
+    """Fixed bug: the axis of an accuracy of 0 went from -1e-10 to 1e-10."""
+    plot = lines("accuracy", "step", "%", [Curve("accuracy", [(4, 0.0), (8, 0.0)])])
+    assert re.findall(r'text-anchor="end">([^<]*)<', plot) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
 
 
 def test_bars_without_a_value_are_omitted() -> None:

@@ -169,3 +169,13 @@ def test_a_new_image_of_sixteen_bits_is_read_as_in_training(tmp_path: Path) -> N
     path = sorted(tmp_path.rglob("*.png"))[0]
     found = module(scripts["data.py"]).scaled(path)
     assert found.max() < 255 and "scaled(" in scripts["predict.py"]
+
+
+def test_a_new_image_that_is_too_large_is_an_error_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: predict.py ended with a traceback, because Pillow's error is none of those of other images."""
+    path = tmp_path / "large.png"
+    picture(1).save(path)
+    data = module(asked(archive("cls")(tmp_path))[1]["data.py"])
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(OSError, match="exceeds limit"):
+        data.scaled(path)

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from dlcontract import CHECKPOINT_DIR
+from dlcontract import CHECKPOINT_DIR, JOB_VARIABLE, UID_VARIABLE
+from dljob.job.task.suggested_spec import MODEL_FOLDER
 from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS
 from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.dates import ISO
@@ -25,6 +26,8 @@ from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import RACE_PART, Baseline, Settings
 
 TEMPLATES = files("dljob.suggest.project") / "templates"
+MODEL_IN_JOB = f"{CHECKPOINT_DIR}/${JOB_VARIABLE}-${UID_VARIABLE}/{MODEL_FOLDER}"
+"""The job's folder for the trained model. ``train.py`` replaces the variables, whose values Kubernetes chooses."""
 IN_JOB = ("data.py", "model.py", "train.py", RACE)
 """Scripts that a job's pods need."""
 TEST_BYTES = {
@@ -278,7 +281,7 @@ def job(settings: Settings, source: Source) -> dict[str, Any]:
             "trainer": {
                 "command": ["python", "/scripts/train.py"],
                 # The scripts lie on a read-only volume.
-                "env": [{"name": "MODEL_DIR", "value": f"{CHECKPOINT_DIR}/suggested-model"}],
+                "env": [{"name": "MODEL_DIR", "value": MODEL_IN_JOB}],
             },
             "dataset": {
                 "uri": source.uri or f"pvc://my-data/{'images.npz' if settings.stages else source.data.name}",
@@ -360,6 +363,7 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "epochs": str(settings.epochs),
         "rate": f"{settings.learning_rate:g}",
         "predict": predict,
+        "predict_from_job": f"{predict.partition('   #')[0]} --model from-job/{MODEL_FOLDER}",
         "predict_baseline": "" if kind == "language" else "; with `--predict`, predictions of the best of its models",
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],

@@ -5,8 +5,10 @@ import csv
 import hashlib
 import json
 import math
+import os
 import random
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 import yaml
 
+from dlcontract import JOB_VARIABLE, UID_VARIABLE
 from dljob.cli.entry import main
+from dljob.client.model_copy import source
 from dljob.job.plan.recommendation import parse_job
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project.render import shared
@@ -23,7 +27,7 @@ from dljob.suggest.recommendation.model import Baseline
 from dljob.suggest.subject import Options, read_subject
 from dljob.suggest.trial import write
 from support.generated_data import CASES, class_files
-from support.projects import analysis, metrics, script, shorten
+from support.projects import analysis, failed, metrics, script, shorten
 
 MAX_LINES = 150
 CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(", "dltrain.evaluate(")
@@ -169,6 +173,23 @@ def test_project_keeps_the_scores_of_the_baseline_for_the_job_too(tmp_path: Path
     assert parse_job(job).spec.model.given
 
 
+def test_get_model_copies_the_model_of_a_projects_job(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: the job left its model beside its folder on the volume, which ``dljob get-model --all`` copies."""
+    _, job = yaml.safe_load_all((project / "job.yaml").read_text(encoding="utf-8"))
+    job["metadata"]["uid"], job["status"] = "0c8ad8a4", {"phase": "Complete"}
+    own = {JOB_VARIABLE: job["metadata"]["name"], UID_VARIABLE: job["metadata"]["uid"]}
+    given = {item["name"]: item["value"] for item in job["spec"]["trainer"]["env"]}
+    for name, value in {**own, **given}.items():
+        monkeypatch.setenv(name, value)
+    line = next(line for line in (project / "train.py").read_text("utf-8").splitlines() if line.startswith("OUTPUT ="))
+    found: dict[str, Any] = {"os": os, "Path": Path, "__file__": str(project / "train.py")}
+    exec(line, found)
+    assert found["OUTPUT"] == Path(source(job, whole=True)[1]) / "suggested-model"
+    monkeypatch.delenv("MODEL_DIR")
+    exec(line, found)
+    assert found["OUTPUT"] == project / "model"
+
+
 def test_hints_are_the_size_of_the_model(project: Path) -> None:
     _, job = yaml.safe_load_all((project / "job.yaml").read_text(encoding="utf-8"))
     code = (
@@ -193,26 +214,76 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
         pytest.param("größe,b\n".encode(), "found no row", id="header"),
         pytest.param("größe;b\n1;2\n".encode(), "found no column 'größe', but 'größe;b'", id="delimiter"),
         pytest.param("größe,c\n1,2\n".encode(), "found no column 'b', but 'größe', 'c'", id="column"),
+        pytest.param(
+            "größe,b\n1,2\n1,2,3\n".encode(), "(line 3: number of cells: found 3; expected 2)", id="more cells"
+        ),
+        pytest.param(
+            "größe,b\n1,2\n\n1\n".encode(), "(line 4: number of cells: found 1; expected 2)", id="fewer cells"
+        ),
         pytest.param(None, "No such file", id="no file"),
     ],
 )
 def test_the_scripts_name_why_new_rows_cannot_be_read(raw: bytes | None, expected: str, tmp_path: Path) -> None:
     """Fixed bug: they named a missing column, or ended with a traceback, if the encoding was another or a row missing."""
-    lines = ["größe,b,target", *(f"{i / 2},{i % 3},{i % 2}" for i in range(40))]
-    (tmp_path / "data.csv").write_text("\n".join(lines), encoding="utf-8")
-    subject = read_subject(Options(tmp_path / "data.csv"))
-    project = subject.project(subject.models(None)[0], None)
     if raw is not None:
         (tmp_path / "new.csv").write_bytes(raw)
+    for new_rows in readers_of_new_rows(tmp_path):
+        with pytest.raises(SystemExit) as error:
+            new_rows(tmp_path / "new.csv")
+        assert expected in str(error.value) and str(error.value).startswith(str(tmp_path / "new.csv"))
+
+
+def test_the_scripts_name_cells_that_they_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fixed bug: they predicted from 'unknown' in a column of numbers as from a missing cell, without a word."""
+    (tmp_path / "new.csv").write_text("b,größe\n1,1\n2,unknown\n9,\n1,-\n0,1 m\n", encoding="utf-8")
+    for new_rows in readers_of_new_rows(tmp_path):
+        assert len(new_rows(tmp_path / "new.csv")) == 5
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"{tmp_path / 'new.csv'}: column 'größe': found 'unknown', in 2 rows no number")
+
+
+def test_the_header_of_a_table_may_follow_an_empty_line(tmp_path: Path) -> None:
+    """Fixed bug: dljob suggest read such a table, but the scripts found no column in it."""
+    (tmp_path / "new.csv").write_text("\n\nb,größe\n1,2\n", encoding="utf-8")
+    for new_rows in readers_of_new_rows(tmp_path):
+        assert new_rows(tmp_path / "new.csv") == [{"b": "1", "größe": "2"}]
+
+
+def readers_of_new_rows(folder: Path) -> Iterator[Callable[[Path], list[dict[str, str]]]]:
+    """Yield the function that reads new rows from each script of a project that predicts."""
+    lines = ["größe,b,target", *(f"{i / 2},{i % 3},{i % 2}" for i in range(40))]
+    (folder / "data.csv").write_text("\n".join(lines), encoding="utf-8")
+    subject = read_subject(Options(folder / "data.csv"))
+    project = subject.project(subject.models(None)[0], None)
     for name in ("predict.py", "baseline.py"):
         found: dict[str, Any] = {"csv": csv, "sys": sys}
         exec(project["data.py"], found)
         tree = ast.parse(project[name])
         own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "new_rows"]
         exec(compile(ast.Module(own, []), name, "exec"), found)
-        with pytest.raises(SystemExit) as error:
-            found["new_rows"](tmp_path / "new.csv")
-        assert expected in str(error.value) and str(error.value).startswith(str(tmp_path / "new.csv"))
+        yield found["new_rows"]
+
+
+@pytest.mark.parametrize("missing", ["data.csv", "test.csv"])
+def test_the_scripts_name_data_that_is_missing(missing: str, tmp_path: Path) -> None:
+    """Fixed bug: train.py ended with a traceback if the data had been moved."""
+    paths = {name: tmp_path / name for name in ("data.csv", "test.csv")}
+    for path in paths.values():
+        path.touch()
+    values = {"data": repr(str(paths["data.csv"])), "test_data": repr(str(paths["test.csv"])), "in_dataset": ""}
+    code = Template(shared("paths")).substitute(values)
+    exec(code, {"os": os, "Path": Path})
+    paths[missing].unlink()
+    with pytest.raises(SystemExit, match=f"{missing}: found no data; .* DLJOB_DATASET"):
+        exec(code, {"os": os, "Path": Path})
+
+
+def test_predict_names_the_file_that_a_model_lacks(project: Path) -> None:
+    """Fixed bug: it ended with a traceback for a copy of a job's checkpoint, which has no preprocessing."""
+    (project / "model").mkdir()
+    (project / "model" / "model.safetensors").touch()
+    error = failed(project, "predict.py", "new")
+    assert error.startswith(f"{project / 'model'}: found no preprocessing.json; expected ") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

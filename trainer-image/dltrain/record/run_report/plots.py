@@ -68,8 +68,8 @@ def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
     """
     length = high - low
     if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
-        length = max(abs(high), 1e-9)
-        return low - length / 10, high + length / 10
+        length = abs(high)
+        return (low - length / 10, high + length / 10) if length else (0.0, 1.0)
     return low - margin * length if low else 0.0, high + margin * length
 
 
