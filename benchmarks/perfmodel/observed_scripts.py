@@ -14,8 +14,9 @@ compared with the median of a run's steps:
 - *elsewhere*: from the complete run of the same round with the other number of ranks.
 
 Ratios are predicted / measured. The table has their medians over the rounds. The medians of the absolute errors over
-all scripts, places and rounds come last, with the part of the errors within the bar. The first call downloads the
-training libraries (120 MB). The machine needs two idle cores.
+all scripts, places and rounds come last, with the part of the errors within the bar. The last line has the difference
+between the measured steps of a run and of the same run in the round before: no prediction from an earlier run can have
+a smaller error. The first call downloads the training libraries (120 MB). The machine needs two idle cores.
 """
 
 import argparse
@@ -184,6 +185,8 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Return each kind of prediction of the runs of a round beside what was measured.
 
+    The kind *repeat* is no prediction, but what the same run of the round before measured.
+
     ``before``: runs of the round before. ``known``: the constants of this round's hardware probe.
     """
     for (script, ranks), each in runs.items():
@@ -192,8 +195,10 @@ def rows(
             sources["second"] = stored(earlier, earlier.last)
         if other := runs.get((script, sum(PLACES) - ranks)):
             sources["elsewhere"] = stored(other, other.last)
-        for kind, script_costs in sources.items():
-            step_s = predicted_s(script_costs, ranks, known)
+        steps_s = {kind: predicted_s(script_costs, ranks, known) for kind, script_costs in sources.items()}
+        if earlier:
+            steps_s["repeat"] = earlier.measured_s
+        for kind, step_s in steps_s.items():
             yield {
                 "script": script, "ranks": ranks, "kind": kind, "predicted_s": step_s, "measured_s": each.measured_s,
             }  # fmt: skip
@@ -213,14 +218,22 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             ratio = median(each["predicted_s"] / each["measured_s"] for each in some) if some else 0.0
             cells.append(f"{1e3 * median(each['predicted_s'] for each in some):.2f} ({ratio:.2f})" if some else "-")
         lines.append(f"| {script}, {ranks} | {' | '.join(cells)} |")
+    by_kind = {
+        kind: [abs(log(each["predicted_s"] / each["measured_s"])) for each in found if each["kind"] == kind]
+        for kind in (*BARS, "repeat")
+    }
     for kind, bar in BARS.items():
-        errors = [abs(log(each["predicted_s"] / each["measured_s"])) for each in found if each["kind"] == kind]
-        if errors:
+        if errors := by_kind[kind]:
             within = sum(each <= log(1 + bar) for each in errors)
             lines.append(
                 f"{kind}: median error {100 * (exp(median(errors)) - 1):.0f} % (goal {100 * bar:.0f}), largest "
                 f"{100 * (exp(max(errors)) - 1):.0f} %, {within} of {len(errors)} within the goal"
             )
+    if errors := by_kind["repeat"]:
+        middle, most = (100 * (exp(error) - 1) for error in (median(errors), max(errors)))
+        lines.append(
+            f"two equal runs: their measured steps differ by {middle:.0f} % at the median, at most {most:.0f} %"
+        )
     return lines
 
 

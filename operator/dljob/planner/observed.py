@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isfinite
 
-from dljob.calibrate.learned import Learned, LearnedPoint
+from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView
 from dljob.perf.resources.memory import AGENT_NBYTES
 from dljob.perf.workload.observed import Structure
@@ -28,6 +28,10 @@ MAX_STEPS = 10**12
 """Largest number of steps of a training, as in the spec."""
 LEAST_PART = 0.05
 """Smallest part of a measured step that counts as computing."""
+CLOSE = 1.02
+"""Largest ratio of the predicted to the measured step up to which the formulas of communication are used."""
+PART = 0.5
+"""Part of a measured step that counts as computing if the predicted communication alone takes longer than the step."""
 
 
 def described(request: Request, learned: Constants) -> Request:
@@ -56,8 +60,12 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
     """Return ``learned`` with the computing time that follows from the measured step of the observed run.
 
     A script does not report its computing time. Choose it so that the predicted step at the place of this run is as
-    long as the measured one. Return ``learned`` unchanged if there is no measured step, if the profile has measured
-    computing times, or if the step cannot be predicted because the cluster now lacks the nodes of this run.
+    long as the measured one. If the predicted communication alone takes longer than the measured step, the script
+    reduces less than assumed, such as compressed or sparse gradients. The measured step then also counts as one of
+    several devices, so that it replaces the formulas of communication.
+
+    Return ``learned`` unchanged if there is no measured step, if the profile has measured computing times, or if the
+    step cannot be predicted because the cluster now lacks the nodes of this run.
     """
     seen = request.structure
     if seen is None or seen.step_s is None:
@@ -79,8 +87,13 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
         found = plan(asked, result)
         if isinstance(found, Infeasible):
             return result if seen.ranks == 1 else learned
-        compute_s = max(LEAST_PART * seen.step_s, compute_s + seen.step_s - found.chosen.prediction.step_s)
-    return result
+        choice = found.chosen
+        compute_s = max(LEAST_PART * seen.step_s, compute_s + seen.step_s - choice.prediction.step_s)
+    if seen.ranks == 1 or known.steps or choice.prediction.step_s <= CLOSE * seen.step_s:
+        return result
+    place = Place(seen.nodes, seen.ranks_per_node, choice.collective, cores=seen.cores)
+    point = replace(point, compute_s=PART * seen.step_s)
+    return {**learned, key: replace(known, points=(point,), steps=(StepPoint(place, seen.batch, seen.step_s),))}
 
 
 def predicted(

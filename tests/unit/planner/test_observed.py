@@ -65,6 +65,19 @@ def test_measured_step_is_predicted_at_its_place(ranks: int, factor: float) -> N
     assert again.basis == "profile" and again.step_p90_s / again.step_s < 2
 
 
+@pytest.mark.parametrize("step_s", [0.005, 0.05, 0.3])
+def test_step_shorter_than_the_predicted_communication_is_predicted_at_its_place(step_s: float) -> None:
+    """Regression: scripts that reduce less than all gradients in float32 were predicted up to 100 times too slow."""
+    large = replace(SEEN, parameters=11_000_000)
+    assert decided(SCRIPT, CPUS, known(large)).chosen.prediction.communication_s > step_s
+    again = decided(SCRIPT, CPUS, known(large, step_s=step_s)).chosen.prediction
+    assert again.step_s == pytest.approx(step_s, rel=0.1) and again.basis == "profile"
+    four = decided(replace(SCRIPT, nodes_min=4, nodes_max=4), CPUS, known(large, step_s=step_s)).chosen.prediction
+    assert step_s / 2 < four.step_s < 2 * step_s
+    one = decided(replace(SCRIPT, nodes_min=1, nodes_max=1), CPUS, known(large, step_s=step_s)).chosen.prediction
+    assert step_s / 4 < one.step_s < 1.1 * step_s
+
+
 @pytest.mark.parametrize(("cpu", "free"), [(0.5, 0.5), (0.5, 0.4), (1, 0.9)])
 def test_step_is_predicted_on_nodes_with_less_than_one_free_cpu(cpu: float, free: float) -> None:
     """Regression: there was no prediction beside daemons, and no use of a step that was measured on a part of a CPU."""
