@@ -39,7 +39,7 @@ LOCKS = {
     "dev": Lock("hack/locks/dev.txt", ("dev", "bench")),
     "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
     "operator": Lock("operator/requirements.txt", ("dljob[operator,tasks]",)),
-    "trainer": Lock("trainer-image/requirements.txt", ("dltrain",)),
+    "trainer": Lock("trainer-image/requirements.txt", ("dltrain[parquet]",)),
     "programs": Lock("examples/programs/requirements.txt", ("programs",), beside="trainer"),
 }
 

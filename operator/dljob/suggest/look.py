@@ -266,7 +266,7 @@ def in_terms_of_the_spec(text: str, question: Question) -> str:
     # A query may be secret, and the path of the mount says nothing to users.
     uri = question.uri.partition("?")[0]
     text = text.replace(question.uri, uri).replace(str(question.data), uri)
-    text = text.replace(INSTALL_PYARROW, "Images of dljob do not have it: convert the file to CSV or JSON Lines.")
+    text = text.replace(INSTALL_PYARROW, "Use an image of dljob, which has it, or convert the file to CSV.")
     for name, option in OPTION.items():
         text = re.sub(rf"--task {option}\b", f"spec.task.type: {name.value}", text)
         text = re.sub(rf"\b{option}\b", name.value, text)

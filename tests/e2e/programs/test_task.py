@@ -11,12 +11,17 @@ pytestmark = pytest.mark.e2e
 
 SERVER = """
 import http.server, os, random
+import pyarrow
+from pyarrow import parquet
 os.makedirs("/tmp/data")
 draw = random.Random(1)
 rows = [(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(400)]
 with open("/tmp/data/points.csv", "w") as file:
     file.write("x,y,side\\n")
     file.writelines(f"{x:.4f},{y:.4f},{'above' if x + y > 0 else 'below'}\\n" for x, y in rows)
+x, y = zip(*rows)
+sides = ["above" if a + b > 0 else "below" for a, b in rows]
+parquet.write_table(pyarrow.table({"x": x, "y": y, "side": sides}), "/tmp/data/points.parquet")
 os.chdir("/tmp/data")
 http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
@@ -40,9 +45,9 @@ http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler
 """
 
 
-def job(name: str, target: str) -> dict[str, Any]:
+def job(name: str, target: str, file: str = "points.csv") -> dict[str, Any]:
     return example(
-        "task.yaml", job=name, dataset={"uri": "http://table:8080/points.csv"},
+        "task.yaml", job=name, dataset={"uri": f"http://table:8080/{file}"},
         task={"type": "TabularClassification", "target": target, "within": "10m"},
     )  # fmt: skip
 
@@ -64,7 +69,10 @@ def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_con
     assert others == pytest.approx({each["model"]: each["test"] for each in judged["scores"]}, abs=1e-4)
     assert "this model" in result["comparison"]
     assert not kubectl.list("pods", "dljob.dev/look=true")
-    kubectl.apply(job("wrong", "colour"))
+    kubectl.apply(job("wrong", "colour"), job("parquet", "side", "points.parquet"))
+    found = kubectl.wait_phase("parquet", "Complete", 300)
+    assert found["status"]["suggestion"]["model"] == "linear model"
+    assert found["status"]["result"]["analysis"]["value"] > 0.9
 
     def reported(found: dict[str, Any]) -> bool:
         inspected = condition(found, "DataInspected")

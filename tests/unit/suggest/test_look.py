@@ -55,7 +55,7 @@ def test_parquet_without_its_package_names_what_helps_in_a_cluster(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "people.parquet").write_bytes(b"PAR1")
-    assert "convert the file to CSV or JSON Lines" in error(tmp_path / "people.parquet")
+    assert "an image of dljob, which has it, or convert the file to CSV" in error(tmp_path / "people.parquet")
 
 
 def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> None:

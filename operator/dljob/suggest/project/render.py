@@ -43,9 +43,7 @@ MOST_WRONG = {
 }
 """Kind of project → sentence of its README about the samples that it writes down."""
 PYARROW_HERE = " Parquet needs `pip install pyarrow`."
-PYARROW_IN_JOB = (
-    " The image of the trainer has no pyarrow: for a job, convert the table to CSV, and let `dljob suggest` read that."
-)
+PYARROW_IN_JOB = " The image of the trainer has pyarrow."
 """Sentences of the README of a project that reads Parquet."""
 RACE_CALLS = {
     "race_import": "from race import race\n",
