@@ -70,7 +70,9 @@ def test_types_become_texts_and_the_project_reads_the_same(tmp_path: Path, colum
 def test_the_readme_names_the_package(tmp_path: Path) -> None:
     subject = read_subject(Options(write(tmp_path / "a.parquet")))
     page = subject.project(subject.models(None)[0], None)["README.md"]
-    assert "pip install pyarrow" in page and "python predict.py new.parquet" in page and "the trainer has pyarrow" in page
+    assert (
+        "pip install pyarrow" in page and "python predict.py new.parquet" in page and "the trainer has pyarrow" in page
+    )
 
 
 def test_index_of_pandas_is_neither_a_column_nor_the_target(tmp_path: Path) -> None:
