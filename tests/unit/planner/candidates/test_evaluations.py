@@ -9,6 +9,7 @@ from dljob.cluster import catalogue
 from dljob.perf.step.compute import LOOP_S, catalogue_curve
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Request
+from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from support.planner_questions import DIGITS, decided, view
 
 ONE = view({"cpu": 1, "memory": "4Gi"})
@@ -37,6 +38,16 @@ def test_generated_samples_count() -> None:
     images = Request(job="j", global_batch=64, total_steps=100, model="lenet", dataset="synthetic-images")
     found = decided(images, ONE).chosen.prediction
     assert found.evaluations_s > 1000 * builtin("lenet", "synthetic-images").making_s
+
+
+def test_ranks_that_split_the_model_generate_samples_too() -> None:
+    """Fixed bug: plans that split a model were compared with others as if their held-out samples cost nothing."""
+    request = Request(job="j", global_batch=64, total_steps=157, model="resnet18", dataset="synthetic-images")
+    made, stored = (replace(builtin("resnet18", "synthetic-images"), making_s=making_s) for making_s in (0.01, 0.0))
+    for cores, factor in ((1.0, 1), (0.5, 2), (4.0, 1)):
+        whole_s, forward_s = (split_evaluations_s(request, each, 0.6, 16, cores) for each in (made, stored))
+        assert forward_s == pytest.approx(0.2 * 1000 / 64)
+        assert whole_s - forward_s == pytest.approx(factor * 0.01 * 1000 * 16 / 64)
 
 
 @pytest.mark.parametrize("strategy", ["Pipeline", "Tensor"])

@@ -44,11 +44,13 @@ def evaluations_s(request: Request, workload: Workload, groups: Iterable[tuple[C
     return count * max((once_s(*group) for group in groups if group[2]), default=0.0) if count else 0.0
 
 
-def split_evaluations_s(request: Request, step_s: float) -> float:
+def split_evaluations_s(request: Request, workload: Workload, step_s: float, batch: int, cores: float) -> float:
     """Return the seconds of all evaluations of a training whose ranks split the model.
 
     ``step_s``: seconds of a step's computing and messages, if its micro-batches went one after another through all
-    ranks, as those of an evaluation do.
+    ranks, as those of an evaluation do. ``batch``: samples whose input each rank prepares for a step. ``cores``: CPUs
+    of a rank.
     """
     count, samples = evaluations(request)
-    return count * (1 - BACKWARD_PART) * step_s * samples / request.global_batch
+    pass_s = (1 - BACKWARD_PART) * step_s + batch * workload.making_s / min(1.0, cores)
+    return count * pass_s * samples / request.global_batch

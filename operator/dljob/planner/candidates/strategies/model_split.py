@@ -142,7 +142,8 @@ def prediction_of(
     known, rest = step.busy_s + data_s, step.moving_s + waiting_s
     step_s = known + rest
     spread = hypot(known * option.compute_spread / step_s, rest * step.spread / step_s, UNMEASURED_SPREAD)
-    evaluating_s = split_evaluations_s(request, step.in_turn * step.busy_s + step.moving_s)
+    alone_s = step.in_turn * step.busy_s + step.moving_s
+    evaluating_s = split_evaluations_s(request, workload, alone_s, batch, option.cores)
     total_s = step_s * request.total_steps + option.fetching.first_s(batch) + evaluating_s
     longest = max(("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
     power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s)) * ranks
