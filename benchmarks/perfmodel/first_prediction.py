@@ -37,11 +37,12 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.api import DLJobSpec
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.learned import hardware_of as probed_hardware
+from dljob.cluster import catalogue
 from dljob.cluster.hardware import KEY
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.probes.hardware import hardware_of, hardware_profile
-from dljob.perf.step.compute import LOOP_S
+from dljob.perf.step.compute import loop_s
 from dljob.planner import Decision, plan
 from dltrain.hardware_probe.structures import prepare
 
@@ -124,8 +125,8 @@ def row(case: Case, known: Constants, computing_only: bool) -> dict[str, Any]:
     sources: dict[str, Constants] = {"data sheets": {}, "probe": known}
     for name, constants in sources.items():
         prediction = case.decided(constants)[1].chosen.prediction
-        hardware = probed_hardware("cpu", constants)
-        loop = LOOP_S * (hardware.factors.host if hardware else 1.0)  # computing is measured without the loop
+        hardware, core = probed_hardware("cpu", constants), catalogue.cpu("cpu", 1.0)
+        loop = loop_s(core if hardware is None else hardware.device(core), 1.0)  # computing is measured without it
         found[name] = {
             "step": prediction.step_s,
             "computing": prediction.compute_s - loop,

@@ -14,8 +14,8 @@ profile, the benchmark waits for the operator's probe, and otherwise runs ``dljo
 The prediction is that of ``status.plan`` before the job runs, and the measured step time that of ``status.measured``
 after its end, which is a mean over the last steps. An error is |predicted / measured - 1|. The 90 % interval of a step
 has the 5th and the 95th percentile of the log-normal distribution with the median and the p90 of the status. The
-binomial intervals are those of Wilson (95 %). No prediction can be better than the noise of the machine: the printed
-repeat noise is the median of |first / second measured step - 1|, whose runs have equal plans. Repeats of a
+binomial intervals are those of Wilson (95 %). A prediction from one earlier run has the noise of the machine: the
+printed repeat noise is the median of |first / second measured step - 1|, whose runs have equal plans. Repeats of a
 configuration are not independent, so there is a second interval, which counts each configuration once. The total time
 is ``status.result.seconds``, which includes the time to build and evaluate the model.
 
@@ -40,13 +40,16 @@ from benchmarks.lib.goals import table
 from benchmarks.predictions.figures import figures, groups, rows, times
 
 from dljob.api import DLJobSpec
+from dljob.calibrate import Learned
 from dljob.cluster import cluster_view
 from dljob.cluster.hardware import KEY
 from dljob.job.identity import profile_key
 from dljob.job.plan.request import planner_request
 from dljob.planner import Decision, plan
+from dljob.planner.types import Prediction
 
 Json = dict[str, Any]
+Constants = dict[tuple[str, str], Learned]
 NAMESPACE = "benchmark-predictions"
 PROBE_S, PROFILE_S, STALE_TRIES = 60.0, 60.0, 5
 MIN_STEPS, MAX_STEPS = 12, 2000
@@ -89,12 +92,19 @@ class Configuration:
         """Return the key of the profile with the measurements of this model and dataset."""
         return profile_key(DLJobSpec.model_validate(self.spec(1)))
 
-    def steps(self, seconds: float) -> int:
-        """Return the number of steps that take ``seconds`` seconds by data sheets, within limits."""
-        found = plan(planner_request(NAMESPACE, DLJobSpec.model_validate(self.spec(100))), VIEW, {})
+    def predicted(self, steps: int, known: Constants) -> Prediction:
+        """Return the prediction for a job of so many steps on the development cluster.
+
+        ``known``: measured constants by (model key, device type).
+        """
+        found = plan(planner_request(NAMESPACE, DLJobSpec.model_validate(self.spec(steps))), VIEW, known)
         if not isinstance(found, Decision):
             raise SystemExit(f"{self.name}: {found.field}: {found.message}")
-        return min(max(MIN_STEPS, round(seconds / found.chosen.prediction.step_s)), MAX_STEPS)
+        return found.chosen.prediction
+
+    def steps(self, seconds: float) -> int:
+        """Return the number of steps that take ``seconds`` seconds by data sheets, within limits."""
+        return min(max(MIN_STEPS, round(seconds / self.predicted(100, {}).step_s)), MAX_STEPS)
 
 
 CONFIGURATIONS = (

@@ -17,31 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.goals import table
-from benchmarks.predictions.__main__ import NAMESPACE, VIEW, Configuration
+from benchmarks.predictions.__main__ import Configuration, Constants
 from benchmarks.predictions.figures import figures, groups, rows
 
 from dlcontract import Report
-from dljob.api import DLJobSpec, DLProfileStatus
+from dljob.api import DLProfileStatus
 from dljob.calibrate import Learned, Place
 from dljob.cluster.hardware import KEY
-from dljob.job.plan.request import planner_request
 from dljob.job.profiles import learned, updated_profile
-from dljob.planner import Decision, plan
 
 Json = dict[str, Any]
-Constants = dict[tuple[str, str], Learned]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COLLECTIVES = ("HalvingDoubling", "ParameterServer", "Butterfly", "Ring", "Tree", "Torch", "MPI")
 
 
 def again(run: Json, known: Constants) -> Json:
     """Return the run with the prediction of this checkout."""
-    configuration = Configuration(**run["configuration"])
-    spec = DLJobSpec.model_validate(configuration.spec(run["steps"]))
-    found = plan(planner_request(NAMESPACE, spec), VIEW, known)
-    if not isinstance(found, Decision):
-        raise SystemExit(f"{configuration.name}: {found.field}: {found.message}")
-    said = found.chosen.prediction
+    said = Configuration(**run["configuration"]).predicted(run["steps"], known)
     times = {"stepSeconds": said.step_s, "stepSecondsP90": said.step_p90_s, "totalSeconds": said.total_s}
     return run | {"predicted": run["predicted"] | times}
 

@@ -6,7 +6,6 @@ from functools import cached_property
 from math import inf
 
 from dljob.calibrate.learned import Learned, hardware_of
-from dljob.calibrate.repeats import repeat_spread
 from dljob.calibrate.scaling import Posterior
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
@@ -261,8 +260,8 @@ def _with_nodes(
         if s.place.sharded == (strategy == "Optimizer") and (s.place.uses_network or pool.is_one_machine)
     ]
     one_s = [found.alone_s(s) for s in similar]
-    least = repeat_spread(pool.device, learned)
-    steps = posterior(known.points, similar, one_s, workload.gradient_nbytes, lambda n: over[min(n, 2)], least)
+    nbytes = workload.gradient_nbytes
+    steps = posterior(known.points, similar, one_s, nbytes, lambda n: over[min(n, 2)], found.repeats)
     return [replace(option, steps=steps) for option in result]
 
 

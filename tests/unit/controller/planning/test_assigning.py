@@ -223,15 +223,21 @@ def test_job_that_comes_alone_may_use_all_devices() -> None:
     together({"n1": T4, "n2": A100}, body)
 
 
+async def one_behind_another(cluster: FakeCluster, operator: Operator, watch_s: float) -> tuple[JobKey, JobKey]:
+    """Let a job train on all devices, and another one wait for them for ``watch_s`` seconds. Return both keys."""
+    first = cluster.submit("first", **LONG)
+    await operator.watch(2.0)
+    await train(cluster, operator, first, "n1")
+    second = cluster.submit("second", second=1, **OTHER)
+    await operator.watch(watch_s)
+    assert operator.planned(second) == "DeviceBusy"
+    return first, second
+
+
 def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         outlooks = operator.planning._outlooks
-        first = cluster.submit("first", **LONG)
-        await operator.watch(2.0)
-        await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **OTHER)
-        await operator.watch(45.0)
-        assert operator.planned(second) == "DeviceBusy"
+        first, second = await one_behind_another(cluster, operator, 45.0)
         queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
         assert queue is not None and [job.key for job in queue.jobs] == [first, second]
         running, waiting = queue.jobs
@@ -259,13 +265,9 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
 def test_forecast_knows_when_devices_are_assigned_again() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         assigning = operator.planning._assigning
-        first = cluster.submit("first", **LONG)
-        await operator.watch(2.0)
-        await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **OTHER)
-        await operator.watch(100.0)
+        await one_behind_another(cluster, operator, 100.0)
         queue = assigning.queue(operator.planning._waiting_for_devices(), 20.0)
-        assert queue is not None and operator.planned(second) == "DeviceBusy"
+        assert queue is not None
         due_s = now_s() + queue.first_s
         assert 0.0 <= queue.first_s <= AGAIN_S
         await operator.watch(queue.first_s + TICK_S)

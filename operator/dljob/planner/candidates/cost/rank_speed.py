@@ -42,6 +42,7 @@ class RankSpeed:
     ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the optimizer's update;
     0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
     ``cores``: CPUs that the rank keeps busy, fewer than those of its layout if nodes share the cores of a machine.
+    ``repeats``: standard deviation of the logarithm of times that earlier equal runs predict.
     """
 
     device: Device
@@ -53,6 +54,7 @@ class RankSpeed:
     alone_s: Callable[[StepPoint], float]
     cores: float
     shared_slowdown: float
+    repeats: float
 
 
 def rank_speed(
@@ -99,6 +101,7 @@ def _gpu_speed(
         lambda s: alone.seconds(s.batch),
         layout.cores,
         slowdown,
+        repeats,
     )
 
 
@@ -168,7 +171,9 @@ def _cpu_speed(
 
     once_s = update_s(workload, device, use)
     updating_s = 0.0 if points else once_s
-    return RankSpeed(device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown)
+    return RankSpeed(
+        device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown, repeats
+    )
 
 
 def _as_on_machine(point: LearnedPoint, pool: Pool, hardware: Hardware | None) -> LearnedPoint:
