@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dlcontract import ModelRef
+from dljob.planner.candidates.cost import evaluations as predicted
+from dltrain.builtin import evaluation
 from dltrain.builtin import rank as builtin_rank
 from dltrain.data.datasets import load_by_name
 from support.trainer.plans import make_plan
@@ -17,6 +19,10 @@ from support.trainer.plans import make_plan
 ALL = 360
 """Held-out samples of the dataset digits."""
 SPLIT: dict[str, Any] = {"global_batch": 48, "shares": [24] * 4, "replicas": 2, "min_ranks": 4}
+
+
+def test_plans_predict_batches_of_this_size() -> None:
+    assert evaluation.MAX_BATCH == predicted.MAX_BATCH
 
 
 @pytest.mark.parametrize(
