@@ -349,7 +349,7 @@ class DLProfileStatus(FiniteModel):
     repeats: Annotated[
         RepeatedRuns | None,
         Field(
-            description="How far equal runs were apart. Intervals of predictions from profiles are at least as wide. "
+            description="How far equal runs were apart. The intervals of predictions from profiles follow it. "
             "Unset until a run has repeated an earlier one."
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""How far the times of equal runs are apart. No prediction from earlier runs can be surer than that.
+"""How far the times of equal runs are apart. A prediction from one earlier run cannot be surer than that.
 
 Equal runs differ where devices are shared or their clocks change, as on virtual machines: there, runs of the same plan
 took 1.1 times as long as before at the median (benchmarks/predictions/__main__.py). Such differences are a property of

@@ -66,7 +66,7 @@ NARROW = 3.5
 
 They compute an image row by row and read the weights for each row, so an operation takes NARROW / length times as long.
 Measured on one core of an AMD EPYC with training steps of single convolutions of 64 to 512 channels and 64 samples:
-rows of one position reach 0.15 to 0.3 of the usual speed, and rows of two positions 0.6 to 0.7."""
+rows of one position reach 0.15 to 0.3 of the usual speed, and rows of two positions 0.3 to 0.9."""
 PRODUCTS = ("conv", "linear", "attention")
 """Kinds of layers whose time is in products of matrices, which autocast computes in 16 bits."""
 _CONVERSION_NBYTES = 6.0
