@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,14 +94,15 @@ def devices(first: Trainer) -> tuple[str, str, bool]:
     on_gpu = first.device.type == "cuda"
     trainer, model = another(first, 1), small()
     trainer.wrap(model, sgd(model))
-    backend = distributed.get_backend()
+    backend = distributed.get_backend() if distributed.is_initialized() else None
     trainer.close()
     known = gpu(first.device_name) is not None
     current = not on_gpu or torch.cuda.current_device() == first.device.index
     shared = on_gpu and torch.cuda.device_count() < first.size
     note = "in the catalogue" if known else "not in the catalogue" if on_gpu else "no GPU"
-    passed = current and (backend == "nccl" or shared or not on_gpu)
-    return "devices", f"{first.device_name} ({note}), all-reduce by {backend}", passed
+    passed = current and (backend in ("nccl", None) or shared or not on_gpu)
+    summed = f"all-reduce by {backend}" if backend else "one rank, no all-reduce"
+    return "devices", f"{first.device_name} ({note}), {summed}", passed
 
 
 BY_DDP: dict[str, Any] = {"collective": "DDP", "bucket_nbytes": DDP_BUCKET_NBYTES}
@@ -220,8 +222,12 @@ def reading(first: Trainer, **changes: Any) -> tuple[str, str, bool]:
             loss.backward()  # type: ignore[no-untyped-call]
             opt.step()
     trainer.close()
-    reads = sum("synchroniz" in str(warning.message) for warning in recorded) / 3
+    waits = [warning for warning in recorded if "synchroniz" in str(warning.message)]
+    places = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in waits)
+    reads = len(waits) / 3
     text = f"a step waits {reads:.1f} times for its GPU, not counting the end of its computation"
+    if reads > READS:
+        text += f" ({', '.join(f'{place} {count / 3:.1f}' for place, count in places.most_common())})"
     return "reading", text, reads <= READS
 
 
@@ -312,7 +318,8 @@ def ddp_step_time(first: Trainer) -> tuple[str, str, bool]:
 def energy(first: Trainer) -> tuple[str, str, bool]:
     counter = meter(first.device, first.process_group.local_rank)
     if counter is None:
-        return "energy", "found no readable energy counter", first.device.type != "cuda"
+        shared = first.device.type == "cuda" and first.process_group.local_rank >= torch.cuda.device_count()
+        return "energy", "found no readable energy counter", shared or first.device.type != "cuda"
     step = plain(large(first).to(first.device), first, 8)
     for _ in range(200 if first.device.type == "cuda" else 1):
         step()

@@ -35,7 +35,7 @@ from benchmarks.training.ranks import model_part_memory
 
 from dlcontract import CheckpointRef, DatasetRef, ModelRef, OptimizerRef, replica_batches
 from dljob.cluster import cluster_view
-from dljob.perf.resources.memory import GPU_CONTEXT_NBYTES, MARGIN, PROCESS_NBYTES
+from dljob.perf.resources.memory import GPU_CONTEXT_NBYTES, GPU_WORKSPACE_NBYTES, MARGIN, PROCESS_NBYTES
 from dljob.perf.workload.models import MODELS
 from dljob.planner import Decision, Request, plan
 from dltrain.launch.preload import preload
@@ -125,7 +125,7 @@ def predicted_nbytes(case: Case) -> tuple[float, float]:
         if not isinstance(decision, Decision):
             raise SystemExit(f"{case.text}: {decision.message}")
         found.append(decision.chosen.prediction.memory_nbytes)
-    return float(found[0] - PROCESS_NBYTES), (found[1] - GPU_CONTEXT_NBYTES) / MARGIN
+    return float(found[0] - PROCESS_NBYTES), (found[1] - GPU_CONTEXT_NBYTES - GPU_WORKSPACE_NBYTES) / MARGIN
 
 
 def measured_nbytes(case: Case) -> dict[str, int]:

@@ -35,8 +35,8 @@ class ReferenceNet:
     ``shape``: shape of one sample. ``layers``: name and sizes of each layer: ``conv`` (3 x 3, same image size; number
     of filters), ``pool`` (maximum of 2 x 2), ``linear`` (number of outputs), and ``relu``, ``gelu``, ``flatten`` and
     ``layer_norm`` without sizes. ``batches``: local batch sizes to measure on a CPU. ``scales``: True to measure the
-    last of these also on several cores. ``gpu_batches``: local batch sizes to measure on a GPU. ``half``: True to
-    measure in 16 bits, too.
+    last of these also on several cores. ``gpu_batches``: local batch sizes to measure on a GPU, as far as they are
+    needed and fit. ``half``: True to measure in 16 bits, too.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ REFERENCE_NETS: Mapping[str, ReferenceNet] = {
         (512,),
         (("linear", 2048), ("relu",), ("linear", 2048), ("relu",), ("linear", 10)),
         (8, 128),
-        (64, 4096),
+        (64, 4096, 65536),
         scales=True,
         half=True,
     ),
@@ -80,7 +80,7 @@ REFERENCE_NETS: Mapping[str, ReferenceNet] = {
             ("flatten",), ("linear", 10),
         ),
         (4, 24),
-        (32, 1024),
+        (32, 1024, 16384),
         scales=True,
         half=True,
     ),
@@ -88,14 +88,14 @@ REFERENCE_NETS: Mapping[str, ReferenceNet] = {
         (3, 16, 16),
         (*(("conv", 64), ("relu",)) * 8, ("flatten",), ("linear", 10)),
         (2, 8),
-        (16, 512),
+        (16, 512, 8192),
         scales=True,
     ),
     "tokens": ReferenceNet(
         (64, 128),
         (*_TOKEN_BLOCK * 2, ("flatten",), ("linear", 10)),
         (2, 16),
-        (16, 1024),
+        (16, 1024, 16384),
         scales=True,
         half=True,
     ),

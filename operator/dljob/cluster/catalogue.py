@@ -73,7 +73,9 @@ class Device:
     power_limit_W: float | None = None
     """Power limit that an administrator has set; None: the peak power. Speed and peak power are those without it."""
     computing_power_W: float | None = None
-    """Power while computing; None: a fraction of the peak power (``perf.resources.energy.COMPUTING_PART``)."""
+    """Measured power while computing, with the device's pauses; None: ``perf.resources.energy`` assumes it."""
+    active_power_W: float | None = None
+    """Power while the device itself works; None: a fraction of the peak power (``perf.resources.energy``)."""
     host_power_W: float | None = None
     """Power of the rest of a GPU node for each of its GPUs; None: ``perf.resources.energy.HOST_POWER_W``."""
     pue: float | None = None

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_core_counts_reach_from_one_core_to_all(cores: float, expected: list[int
 def test_no_node_has_more_cases_than_the_document_holds() -> None:
     several = sum(net.scales for net in REFERENCE_NETS.values()) * (networks.MAX_CORE_COUNTS - 1)
     assert sum(len(net.batches) for net in REFERENCE_NETS.values()) + several <= MAX_TIMED
+
+
+@pytest.mark.parametrize(
+    ("long_s", "fits", "expected"), [(1e9, 64, [4, 64]), (1e9, 4096, [4, 64, 4096]), (0.0, 64, [4])]
+)
+def test_batches_on_a_gpu_grow_until_one_takes_long_or_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, fits: int, expected: list[int]
+) -> None:
+    """Seen on an H200: with the largest batch until then, the host needed most of the time of all reference networks."""
+
+    def step_of(batch: int) -> Callable[[], None]:
+        if batch > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return lambda: None
+
+    monkeypatch.setattr(networks, "LONG_STEP_S", long_s)
+    found = list(networks.gpu_cases("conv", (4, 64, 4096), "BF16", step_of))
+    assert [case.batch for case in found] == expected
+    assert {(case.net, case.cores, case.precision) for case in found} == {("conv", 1, "BF16")}
 
 
 def test_the_fullest_document_fits_into_a_termination_message() -> None:

@@ -101,7 +101,7 @@ class TestCompute:
     def test_small_model_on_a_gpu_is_host_bound(self) -> None:
         w = builtin("mlp", "digits")
         curve = catalogue_curve(w, catalogue.gpu_or_assumed("h100"), 1.0)
-        assert curve.seconds(1) == curve.seconds(64) == host_overhead_s(w)
+        assert curve.seconds(1) == curve.seconds(64) == host_overhead_s(w, is_gpu=True) > 5 * host_overhead_s(w)
 
     def test_digits_on_a_cpu_match_measurements(self) -> None:
         """Measured on a virtual core of an AMD EPYC with PyTorch 2.13 by benchmarks/perfmodel/compute_constants.py."""

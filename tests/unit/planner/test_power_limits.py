@@ -19,7 +19,7 @@ from dljob.perf.workload.workload import builtin
 from dljob.planner import Decision, Learned, Request
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types import FixedChoice
-from support.planner_questions import A100, DIGITS, RESNET, T4, decided, rejected, view
+from support.planner_questions import A100, RESNET, T4, decided, rejected, view
 from support.specs.small_specs import MINIMAL
 
 NODE: dict[str, Any] = {"device": A100, "devices": 1, "cpu": 16, "memory": "256Gi"}
@@ -214,8 +214,9 @@ def test_several_types_of_gpus_have_one_advice_each() -> None:
 
 def test_limit_has_no_effect_on_a_step_that_its_host_bounds() -> None:
     """Seen before: advice for a small model scaled the framework's overhead, which no limit of a GPU changes."""
-    small = replace(DIGITS, minimize="Energy", fixed=(FixedChoice(A100, 1, 1, None),))
+    small = replace(ALONE, minimize="Energy", global_batch=64, fixed=(FixedChoice(A100, 1, 1, None),))
     now, *others = on(None, small).power_limits
+    assert others
     assert [each.prediction.step_s for each in others] == pytest.approx([now.prediction.step_s] * len(others), rel=1e-3)
 
 

@@ -1,8 +1,9 @@
 """Build the reference networks, and time their training steps."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
@@ -18,6 +19,8 @@ CROWDED = 1.3
 """Limit of (elapsed time / CPU time) of steps on one core. Above it, other processes use the cores too much, and steps
 on several cores are not reported.
 """
+LONG_STEP_S = 0.02
+"""Time of a step that a GPU's host, which needs 2 to 5 ms for the reference networks, does not determine."""
 MAX_CORE_COUNTS = 5
 """Maximum number of core counts to measure, so that the document stays short."""
 _TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
@@ -133,8 +136,8 @@ def cases(device: torch.device, cores: float) -> Iterator[Case]:
         if device.type == "cuda":
             precisions: tuple[Precision, ...] = ("FP32", "BF16") if net.half and _has_half_units(device) else ("FP32",)
             for precision in precisions:
-                for batch in net.gpu_batches:
-                    yield Case(name, batch, 1, precision, training_step(net, batch, device, precision))
+                make = partial(training_step, net, device=device, precision=precision)
+                yield from gpu_cases(name, net.gpu_batches, precision, make)
             continue
         steps = {batch: training_step(net, batch, device, "FP32") for batch in net.batches}
         for batch, run in steps.items():
@@ -142,6 +145,30 @@ def cases(device: torch.device, cores: float) -> Iterator[Case]:
         if net.scales:
             for count in core_counts(cores)[1:]:
                 yield Case(name, net.batches[-1], count, "FP32", steps[net.batches[-1]])
+
+
+def gpu_cases(
+    name: str, batches: Sequence[int], precision: Precision, step_of: Callable[[int], Callable[[], None]]
+) -> Iterator[Case]:
+    """Yield the steps of a network to time on a GPU: of the ``batches``, from the smallest to the largest needed.
+
+    Small batches show what the host needs for a step, large ones what the GPU can do. A batch larger than one whose
+    step takes ``LONG_STEP_S`` shows nothing more, and one that does not fit into memory is left out. ``step_of``:
+    returns the function that makes a step with this batch.
+    """
+    for batch in batches:
+        try:
+            run = step_of(batch)
+            for _ in range(WARM_UP_STEPS):
+                began = time.perf_counter()
+                run()
+            took_s = time.perf_counter() - began
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return
+        yield Case(name, batch, 1, precision, run)
+        if took_s > LONG_STEP_S:
+            return
 
 
 def _has_half_units(device: torch.device) -> bool:

@@ -17,6 +17,11 @@ WAITING_PART = 0.2
 """Power above idle while a rank waits for other ranks or for the network, as a fraction of peak minus idle power.
 
 It is above 0, because a waiting rank polls."""
+LAUNCHING_PART = 0.12
+"""Power above idle while a GPU waits for its host to launch the next kernel, as a fraction of peak minus idle power.
+
+benchmarks/gpu/predictions.py measured 137 to 236 W on an H200 (idle: 77 W, peak: 700 W) whose kernels filled a tenth of
+the time, and 535 W (``COMPUTING_PART``: 544 W) when they filled it."""
 MAX_OF_PEAK = 1.25
 """Largest measured power that is believed, divided by the peak power of the catalogue. Short peaks may exceed it."""
 HOST_POWER_W = 40.0
@@ -27,23 +32,28 @@ PUE = 1.4
 The Uptime Institute reports 1.5 on average."""
 
 
-def rank_watts(device: Device, busy: float) -> float:
+def rank_watts(device: Device, busy: float, active: float = 1.0) -> float:
     """Return a rank's mean power in watts, including its host's power and the data centre's overhead.
 
-    ``busy``: fraction of the step in which the rank computes (0 to 1).
+    ``busy``: fraction of the step in which the rank computes (0 to 1). ``active``: as for ``device_watts``.
     """
-    return overhead(device) * (device_watts(device, busy) + host_watts(device))
+    return overhead(device) * (device_watts(device, busy, active) + host_watts(device))
 
 
-def device_watts(device: Device, busy: float) -> float:
+def device_watts(device: Device, busy: float, active: float = 1.0) -> float:
     """Return the mean power in watts of a rank's device alone.
 
-    ``busy``: fraction of the step in which the rank computes (0 to 1).
+    ``busy``: fraction of the step in which the rank computes (0 to 1). ``active``: fraction of this time in which the
+    device itself works (``perf.step.compute.active_part``). A measured power includes its pauses.
     """
     reach, computing = device.peak_power_W - device.idle_power_W, device.computing_power_W
     limit_W = device.power_limit_W or device.peak_power_W
-    computing_W = min(device.idle_power_W + COMPUTING_PART * reach, limit_W) if computing is None else computing
-    return busy * computing_W + (1 - busy) * min(device.idle_power_W + WAITING_PART * reach, limit_W)
+    if computing is None:
+        working = device.active_power_W
+        working_W = device.idle_power_W + COMPUTING_PART * reach if working is None else working
+        launching_W = device.idle_power_W + LAUNCHING_PART * reach
+        computing = active * min(working_W, limit_W) + (1 - active) * min(launching_W, limit_W)
+    return busy * computing + (1 - busy) * min(device.idle_power_W + WAITING_PART * reach, limit_W)
 
 
 def believable_watts(device: Device, measured_W: float) -> float:

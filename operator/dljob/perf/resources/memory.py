@@ -25,10 +25,13 @@ that wrote and read an object of 240 MiB in parts of 8 MiB peaked at 132 MiB. A 
 that uploads its part of a checkpoint (strategy Sharded)."""
 GPU_PROCESS_NBYTES = 2 * 2**30
 """Main memory of a rank that trains on a GPU, besides training state and batches: CUDA's libraries and context, pinned
-memory and NCCL's buffers. The value is an assumption. It is generous, because it determines the pod's memory limit, and
-GPU nodes have far more main memory per GPU."""
-GPU_CONTEXT_NBYTES = 600 * 2**20
-"""GPU memory that CUDA, cuBLAS and cuDNN use."""
+memory and NCCL's buffers. Single ranks on an H200 peaked at 1.1 to 1.5 GiB, mapped files included. The value is
+generous, because it determines the pod's memory limit, and GPU nodes have far more main memory per GPU."""
+GPU_CONTEXT_NBYTES = 850 * 2**20
+"""GPU memory that CUDA and its libraries use besides PyTorch's allocator: 821 to 841 MiB on an H200 with PyTorch 2.11
+and CUDA 13 (benchmarks/gpu/predictions.py)."""
+GPU_WORKSPACE_NBYTES = 128 * 2**20
+"""Memory of PyTorch's allocator for the workspaces of cuBLAS and cuDNN: 30 to 110 MiB in the same measurements."""
 SHM_PER_RANK_NBYTES = 128 * 2**20
 """Size of /dev/shm per rank on CPUs. It holds Open MPI's shared-memory segments and the newest training state, from
 which the rank can restart."""
@@ -116,7 +119,8 @@ def held_nbytes(
     ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
     """
     if is_gpu:
-        return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)
+        held = parameter_nbytes + kept_nbytes + largest_nbytes
+        return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * held
     terms = {
         "process": 1.0,
         "convolution": float(has_convolutions),
@@ -141,7 +145,8 @@ def part_nbytes(
     factors above 1 count, because they were measured with whole networks.
     """
     if is_gpu:
-        return GPU_CONTEXT_NBYTES + MARGIN * (state_nbytes + kept_nbytes + largest_nbytes)
+        held = state_nbytes + kept_nbytes + largest_nbytes
+        return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * held
     amounts = {
         "parameter_B": PART["parameter_B"] * state_nbytes,
         "kept_B": kept_factor * kept_nbytes,

@@ -136,4 +136,4 @@ def limited(device: Device) -> Device:
     """Return ``device`` with the power that a computing job typically draws under its limit, unless it was measured."""
     if device.power_limit_W is None or device.computing_power_W is not None:
         return device
-    return replace(device, computing_power_W=under_limit(device).power_W)
+    return replace(device, active_power_W=under_limit(device).power_W)

@@ -47,6 +47,15 @@ STEP_OVERHEAD_S = 300e-6
 
 benchmarks/perfmodel/compute_constants.py measured it."""
 
+GPU_LAYER_OVERHEAD_S = 150e-6
+GPU_STEP_OVERHEAD_S = 1900e-6
+GPU_CAST_OVERHEAD = 1.25
+"""Overheads per layer and per step on the host of a GPU, and their factor with autocast, which launches casts as well.
+
+On a GPU, the host also launches each kernel and allocates its result. benchmarks/gpu/predictions.py measured steps of
+2.4 ms (5 layers), 3.0 (9), 8.6 (43), 14.7 (67) and 27.5 (173) on the host of an H200, a virtual machine on an Intel
+Xeon, at batches that leave the GPU mostly idle. With autocast, the steps took 1.2 to 1.3 times as long. Gavel's public
+measurements confirm the order: ResNet-18 took 24 ms on a P100 and 31 ms on a V100 at batches of 16 and 32."""
 LOOP_S = 400e-6
 """Time per step of a CPU rank's training loop outside the step that the regression describes: the next batch, checks
 of gradients, metrics, agreement with the agent.
@@ -60,13 +69,17 @@ def loop_s(device: Device, cores: float) -> float:
     return device.factors.host * LOOP_S / min(1.0, cores)
 
 
-def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0) -> float:
+def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0, *, is_gpu: bool = False) -> float:
     """Return the framework's overhead per step in seconds, which does not depend on the batch.
 
     A single thread causes it, so only a rank with less than one core takes longer. ``factor``: measured overhead,
-    relative to that of the constants.
+    relative to that of the constants. ``is_gpu``: True if the host launches the kernels of a GPU.
     """
-    return factor * (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * structure.host_layers(workload)) / min(1.0, cores)
+    layers = structure.host_layers(workload)
+    if is_gpu:
+        factor *= GPU_CAST_OVERHEAD if workload.precision != "FP32" else 1.0
+        return factor * (GPU_STEP_OVERHEAD_S + GPU_LAYER_OVERHEAD_S * layers) / min(1.0, cores)
+    return factor * (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * layers) / min(1.0, cores)
 
 
 @lru_cache(maxsize=256)
@@ -169,6 +182,7 @@ def _on_cores(terms: Mapping[str, float], use: CoreUse, device: Device) -> float
     return arithmetic_s / use.arithmetic + (sum(seconds.values()) - arithmetic_s) / use.traffic
 
 
+@lru_cache(maxsize=256)
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     """Return the compute seconds of a step over the batch b from the device's data sheet and its measured factors.
 
@@ -180,6 +194,24 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     time counts, because the host runs ahead of the device; on a CPU, the two add up. A power limit of the device slows
     down what it does, not the host. ``cores``: CPUs that the rank's framework threads may use.
     """
+    curve = kernels_curve(workload, device)
+    host = host_overhead_s(workload, cores, device.factors.host, is_gpu=device.kind == "gpu")
+    return at_least(curve, host) if device.kind == "gpu" else curve.later(host)
+
+
+def active_part(workload: Workload, device: Device, batch: float) -> float:
+    """Return the fraction of a step's computing in which the device itself works; 1 on CPUs.
+
+    In the rest, a GPU waits until its host has launched the next kernel.
+    """
+    if device.kind == "cpu":
+        return 1.0
+    return kernels_curve(workload, device).seconds(batch) / roofline(workload, device).seconds(batch)
+
+
+@lru_cache(maxsize=256)
+def kernels_curve(workload: Workload, device: Device) -> Curve:
+    """Return the seconds in which the device itself works in a step, over the batch: ``roofline`` without the host."""
     device = slowed(device)
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
@@ -188,8 +220,7 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
             *(_line(layer, device, bandwidth, workload.precision) for layer in workload.layers), strict=True
         )
     )
-    host = host_overhead_s(workload, cores, device.factors.host)
-    fixed = _sheet_update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
+    fixed = _sheet_update_s(workload, device)
     crosses = (arithmetic > traffic) & (weights > 0)
     crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
     batches = np.concatenate([[0.0], crossings])[:, None]
@@ -197,8 +228,7 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     # Rounding may make a sum of nondecreasing terms decrease by a bit.
     times = np.maximum.accumulate(times)
     slope = float(np.maximum(arithmetic, traffic).sum()) or 1e-12
-    curve = Curve(tuple(batches[:, 0].tolist()), tuple(times.tolist()), slope)
-    return at_least(curve, host) if device.kind == "gpu" else curve
+    return Curve(tuple(batches[:, 0].tolist()), tuple(times.tolist()), slope)
 
 
 def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name

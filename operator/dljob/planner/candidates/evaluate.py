@@ -12,6 +12,7 @@ from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy, memory
 from dljob.perf.step.asynchronous import round_of
 from dljob.perf.step.communication import Link
+from dljob.perf.step.compute import active_part
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import micro_batches_of, update_part_s
@@ -315,11 +316,12 @@ def _prediction(
     evaluating_s = evaluations_s(request, workload, [(o.computing, o.cores, b, o.micro_batches) for o, b in at_work])
     total_s = step_s * request.total_steps + first_s + evaluating_s
     power_W = usd = alone = 0.0
-    for part, batches in zip(parts, shares, strict=True):
+    for (part, in_turn), batches in zip(held, shares, strict=True):
         option = part.option
         seconds = {b: option.curve.seconds(b) for b in set(batches)}
         busy = sum(seconds[b] for b in batches if b) / step_s
-        power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
+        active = active_part(workload, option.device, in_turn)
+        power_W += energy.rank_watts(option.device, busy / part.ranks, active) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)
         alone += part.ranks * option.shared_slowdown / option.curve.seconds(request.global_batch)
     made = Prediction(

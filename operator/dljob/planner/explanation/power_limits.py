@@ -102,8 +102,11 @@ def _under(option: Option, limit_W: float | None, workload: Workload) -> Option:
     before, device = option.device, replace(option.device, power_limit_W=limit_W)
     demand_W = _demand_W(option)
     old, new = power.under_limit(before, demand_W), power.under_limit(device, demand_W)
-    slower, power_W = new.seconds / old.seconds, before.computing_power_W or old.power_W
-    device = replace(device, computing_power_W=power_W * new.power_W / old.power_W)
+    slower = new.seconds / old.seconds
+    if before.computing_power_W is None:
+        device = replace(device, active_power_W=new.power_W)
+    else:
+        device = replace(device, computing_power_W=before.computing_power_W * new.power_W / old.power_W)
     old_curve = catalogue_curve(workload, before, option.cores)
     new_curve = catalogue_curve(workload, power.at_speed(power.slowed(before), 1 / slower), option.cores)
     batches = sorted({*option.computing.batches, *old_curve.batches, *new_curve.batches})

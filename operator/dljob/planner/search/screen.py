@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy
 from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
+from dljob.perf.step.compute import active_part
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
@@ -93,6 +94,7 @@ class Screen:
         self._own = [link_of([o], 1, request.backend)[0] for o in options]
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
+        self._pausing_W = np.array([energy.rank_watts(o.device, 1.0, 0.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
         self._min_ranks = np.array([o.min_ranks for o in options])
         self._sharded = options[0].strategy == "Optimizer"
@@ -128,7 +130,8 @@ class Screen:
             choice = np.where(best_known >= 0, best_known, choice)
             p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
             busy_s = np.minimum(compute_s, step_s)
-            energy_J = busy_s * (counts @ self._busy_W) + (step_s - busy_s) * (counts @ self._idle_W)
+            busy_W = (counts * self._computing_watts(ranks)).sum(axis=1)
+            energy_J = busy_s * busy_W + (step_s - busy_s) * (counts @ self._idle_W)
         if self.request.domain.interruptions_per_h:
             work_s, nodes = step_s * self.request.total_steps, np.maximum(counts.sum(axis=1), 1)
             finite = np.isfinite(work_s)
@@ -140,6 +143,18 @@ class Screen:
         total_s = np.where(np.isfinite(step_s), step_s * self.request.total_steps, 0.0)
         carbon_g = self.request.energy.carbon.grams(energy_J, self.request.begin_s, total_s)
         return Screened(step_s, p90, energy_J, usd, carbon_g, [self._collectives[i] for i in choice])
+
+    def _computing_watts(self, ranks: NDArray[np.int64]) -> Floats:
+        """Return the power in watts of the ranks on a node of each option while they compute, with equal local batches.
+
+        Shape: (candidates, options). ``ranks``: number of ranks of each candidate.
+        """
+        whole = self.request.global_batch / self._micro_batches
+        numbers = set(ranks.tolist())
+        active = {n: [active_part(self.workload, o.device, whole / max(n, 1)) for o in self.options] for n in numbers}
+        parts = np.array([active[n] for n in ranks.tolist()], dtype=float).reshape(len(ranks), len(self.options))
+        found: Floats = self._pausing_W + parts * (self._busy_W - self._pausing_W)
+        return found
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
         """Return the seconds in which the slowest rank processes its batch, for each candidate; infinite if infeasible.

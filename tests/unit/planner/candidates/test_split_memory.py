@@ -64,7 +64,7 @@ def test_only_measured_factors_above_1_count_for_a_part() -> None:
     more = memory.part_nbytes(1e8, 1e8, 1e7, False, (("kept_B", 1.5), ("parameter_B", 0.5)))
     assert more - plain == pytest.approx(memory.PART_MARGIN * 0.5 * memory.PART_KEPT["convolutions"] * 1e8)
     gpu = memory.part_nbytes(1e8, 1e8, 1e7, True, (("kept_B", 1.5),))
-    assert gpu == memory.GPU_CONTEXT_NBYTES + memory.MARGIN * 2.1e8
+    assert gpu == memory.GPU_CONTEXT_NBYTES + memory.GPU_WORKSPACE_NBYTES + memory.MARGIN * 2.1e8
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
