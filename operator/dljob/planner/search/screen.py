@@ -150,10 +150,12 @@ class Screen:
         Shape: (candidates, options). ``ranks``: number of ranks of each candidate.
         """
         whole = self.request.global_batch / self._micro_batches
-        numbers = set(ranks.tolist())
-        active = {n: [active_part(self.workload, o.device, whole / max(n, 1)) for o in self.options] for n in numbers}
-        parts = np.array([active[n] for n in ranks.tolist()], dtype=float).reshape(len(ranks), len(self.options))
-        found: Floats = self._pausing_W + parts * (self._busy_W - self._pausing_W)
+        numbers, at = np.unique(ranks, return_inverse=True)
+        active = np.ones((len(numbers), len(self.options)))
+        for i, option in enumerate(self.options):
+            if option.pool.is_gpu:
+                active[:, i] = [active_part(self.workload, option.device, whole / max(n, 1)) for n in numbers.tolist()]
+        found: Floats = self._pausing_W + active[at] * (self._busy_W - self._pausing_W)
         return found
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
