@@ -340,6 +340,14 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[float])
     assert ticks(low, high) == expected
 
 
+def test_an_axis_of_steps_has_whole_numbers() -> None:
+    """Fixed bug: the axis of a short run had labels such as 2.5 steps."""
+    assert ticks(0, 2.2, whole=True) == [0, 1, 2] and 0.5 in ticks(0, 2.2)
+    drawn = lines("loss", "step", "loss", [Curve("loss", [(1, 0.3), (2, 0.2), (3, 0.1)])])
+    labels = [float(text.text or "") for text in ElementTree.fromstring(drawn).iter("text") if text.get("y") == "256"]
+    assert labels and all(label.is_integer() for label in labels)
+
+
 def test_an_axis_of_zeros_has_readable_numbers() -> None:
     """Fixed bug: the axis of an accuracy of 0 went from -1e-10 to 1e-10."""
     plot = lines("accuracy", "step", "%", [Curve("accuracy", [(4, 0.0), (8, 0.0)])])

@@ -136,6 +136,16 @@ def test_the_project_has_a_short_script_of_its_own_and_the_job_has_it_too(subjec
     assert "race.py" not in without and not any("race" in text for text in without.values())
 
 
+def test_a_table_without_the_target_is_named(subject: Subject, tmp_path: Path) -> None:
+    """Fixed bug: a table without this column, in DLJOB_DATASET, ended with a traceback of NumPy."""
+    data = module("data", subject.project(subject.models(None)[0], None))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(
+        SystemExit, match=r"other.csv: found no row with a value of 'target'; expected a table with this"
+    ):
+        data.read(tmp_path / "other.csv")
+
+
 def test_the_training_takes_the_settings_that_the_race_chose(subject: Subject, tmp_path: Path) -> None:
     write(tmp_path / "project", subject, settings_of(subject, BAD, replace(BAD, penalty=50.0), GOOD), None)
     shorten(tmp_path / "project", 20)

@@ -46,13 +46,17 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` evenly spaced round numbers from ``low`` to ``high``, as labels of an axis."""
+def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+    """Return about ``count`` evenly spaced round numbers from ``low`` to ``high``, as labels of an axis.
+
+    ``whole``: True for an axis of whole numbers, such as steps.
+    """
     if high <= low:
         return [low]
     rough = (high - low) / count
     unit = 10.0 ** floor(log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= 0.7 * rough)
+    step = max(1.0, step) if whole else step
     first = -floor(-low / step + 1e-9)
     found, index = list[float](), first
     while index * step <= high + 1e-9 * step:
@@ -94,9 +98,9 @@ def lines(
     def at_y(y: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - y0) / (y1 - y0)
 
-    parts = [
-        _frame(title, [(at_x(x), x) for x in ticks(x0, x1)], [(at_y(y), y) for y in ticks(y0, y1)], x_label, y_label)
-    ]
+    whole = all(float(x).is_integer() for curve in curves for x, _ in curve.points)
+    at = [(at_x(x), x) for x in ticks(x0, x1, whole=whole)]
+    parts = [_frame(title, at, [(at_y(y), y) for y in ticks(y0, y1)], x_label, y_label)]
     for mark in marks:
         if x0 <= mark.x <= x1:
             parts.append(
