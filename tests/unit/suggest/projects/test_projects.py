@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import os
+import pty
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,6 +264,19 @@ def readers_of_new_rows(folder: Path) -> Iterator[Callable[[Path], list[dict[str
         own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "new_rows"]
         exec(compile(ast.Module(own, []), name, "exec"), found)
         yield found["new_rows"]
+
+
+def test_the_baseline_prints_words_in_a_terminal(tmp_path: Path) -> None:
+    suggest(write_table(tmp_path / "data.csv", "regression"), tmp_path / "project")
+    terminal, output = pty.openpty()
+    try:
+        subprocess.run([sys.executable, "baseline.py"], cwd=tmp_path / "project", stdout=output, check=True)
+        lines = os.read(terminal, 10_000).decode().splitlines()
+    finally:
+        os.close(terminal)
+        os.close(output)
+    assert [line.partition(": r2 ")[0] for line in lines] == ["linear model", "trees"]
+    assert all("on the test part" in line and "±" in line for line in lines)
 
 
 @pytest.mark.parametrize("missing", ["data.csv", "test.csv"])
