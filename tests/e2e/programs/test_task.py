@@ -1,10 +1,14 @@
 """Tests of jobs with a task: a pod serves data, and the job looks at it, trains a model, and analyses it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.cluster.kubectl import Kubectl, condition, example
+from support.cluster.kubectl import ROOT, Kubectl, condition, example, wait_for
 from support.cluster.pod_server import pod_server, trainer_image
 
 pytestmark = pytest.mark.e2e
@@ -25,6 +29,22 @@ parquet.write_table(pyarrow.table({"x": x, "y": y, "side": sides}), "/tmp/data/p
 os.chdir("/tmp/data")
 http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
+
+FOLDER = """
+import random
+import pyarrow
+from pathlib import Path
+from pyarrow import parquet
+draw = random.Random(2)
+Path("/data/points").mkdir()
+for part in range(4):
+    rows = [(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(100)]
+    x, y = zip(*rows)
+    columns = {"x": x, "y": y, "side": ["above" if a + b > 0 else "below" for a, b in rows]}
+    parquet.write_table(pyarrow.table(columns), f"/data/points/part-{part}.snappy.parquet")
+Path("/data/points/_SUCCESS").touch()
+"""
+"""Writes a folder as Spark does."""
 
 IMAGES = """
 import http.server, io, os, tarfile
@@ -79,6 +99,59 @@ def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_con
         return inspected is not None and inspected["reason"] == "DataNotUsable" and "'colour'" in inspected["message"]
 
     kubectl.wait_job("wrong", "DataInspected=False/DataNotUsable naming the column", reported, 120)
+
+
+@pytest.mark.long
+def test_a_folder_of_parquet_files_on_a_claim_becomes_a_model_that_predicts(
+    admin: Kubectl, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    [storage, *_] = admin.list("storageclasses")
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "tables"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}},
+            "storageClassName": storage["metadata"]["name"],
+        },
+    }  # fmt: skip
+    writer, _ = pod_server("writer", trainer_image(admin), FOLDER)
+    writer["spec"] |= {"restartPolicy": "Never", "securityContext": {"fsGroup": 65532}}
+    writer["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "tables"}})
+    [container] = writer["spec"]["containers"]
+    container["volumeMounts"].append({"name": "data", "mountPath": "/data"})
+    del container["readinessProbe"]
+    kubectl.apply(claim, writer)
+
+    def written() -> bool | None:
+        return (kubectl.get("pod", "writer") or {}).get("status", {}).get("phase") == "Succeeded" or None
+
+    wait_for("the pod that writes the data", written, 120)
+    folder = example(
+        "task.yaml", job="folder", dataset={"uri": "pvc://tables/points"},
+        task={"type": "TabularClassification", "target": "side", "within": "10m"},
+    )  # fmt: skip
+    kubectl.apply(folder)
+    found = kubectl.wait_phase("folder", "Complete", 300)
+    assert " rows, and " in found["status"]["suggestion"]["data"][0]
+    assert found["status"]["result"]["analysis"]["value"] > 0.9
+    paths = ("operator", "operator/contract", "trainer-image")
+    environment = os.environ | {
+        "KUBECONFIG": kubectl.kubeconfig, "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in paths),
+    }  # fmt: skip
+
+    def run(*command: str, cwd: Path = tmp_path) -> str:
+        ended = subprocess.run(
+            [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    run("-m", "dljob.cli", "get-model", "folder", "model", "--namespace", kubectl.namespace)
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"x": [3.0, -3.0], "y": [1.0, -1.0]}), tmp_path / "model/new.parquet")
+    predicted = run("predict.py", "new.parquet", cwd=tmp_path / "model").splitlines()
+    assert [line.partition(",")[0] for line in predicted] == ["side", "above", "below"]
 
 
 @pytest.mark.long
