@@ -145,7 +145,7 @@ def test_a_folder_of_parquet_files_on_a_claim_becomes_a_model_that_predicts(
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    run("-m", "dljob.cli", "get-model", "folder", "model", "--namespace", kubectl.namespace)
+    run("-m", "dljob.cli", "get-model", "folder", "model", "--all", "--namespace", kubectl.namespace)
     import pyarrow
     from pyarrow import parquet
 

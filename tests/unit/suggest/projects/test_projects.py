@@ -299,6 +299,10 @@ def test_predict_names_the_file_that_a_model_lacks(project: Path) -> None:
     (project / "model" / "model.safetensors").touch()
     error = failed(project, "predict.py", "new")
     assert error.startswith(f"{project / 'model'}: found no preprocessing.json; expected ") and error.count("\n") == 1
+    (project / "model").rename(project / "suggested-model")  # as dljob get-model writes it
+    assert failed(project, "predict.py", "new").startswith(
+        f"{project / 'suggested-model'}: found no preprocessing.json; "
+    )
 
 
 @pytest.mark.parametrize(
