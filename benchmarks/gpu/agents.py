@@ -39,8 +39,9 @@ def planned(made: Job, device: str, shares: list[int], command: list[str] | None
     on_gpu = device != "cpu"
     model = ModelRef(name="resnet18" if on_gpu else "digits-cnn")
     data = DatasetRef(name="synthetic-images" if on_gpu else "digits")
-    named = {} if command else {"model": model, "dataset": data}
-    plan = made.plan(command, ranks=len(shares), steps=STEPS, **named)
+    plan = made.plan(command, ranks=len(shares), steps=STEPS)
+    if command is None:
+        plan = plan.model_copy(update={"model": model, "dataset": data})
     ranks = tuple(
         rank.model_copy(update={"device": device, "gpu": on_gpu, "share": share})
         for rank, share in zip(plan.ranks, shares, strict=True)
