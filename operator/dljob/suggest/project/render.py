@@ -223,6 +223,8 @@ def project_files(
         "time_limit_s": f"{limit_s or 0:.0f}",
         "out_of_time": shared("out_of_time").rstrip("\n"),
         "export": shared("export").rstrip("\n"),
+        "scores": shared("scores").rstrip("\n"),
+        "folder": shared("folder").rstrip("\n"),
     }
     where = {
         "data": repr(str(source.data / source.training_folder)),
