@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from benchmarks.gpu.device import add_option, chosen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from dlcontract import DatasetRef, ModelRef, Plan, Report, RunPhase
-from dltrain.device.rank_device import product_label
 from support.trainer.pods import KILL, Job, job, rank_process
 
 WITHIN_S = 180.0
@@ -114,13 +113,12 @@ CASES: dict[str, Callable[[str], tuple[str, bool]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, help="default: all")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    add_option(parser)
     options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        print("found no GPU; --device cpu tests this program without one", file=sys.stderr)
+    device = chosen(options.device)
+    if device is None:
         return 2
-    device = product_label(torch.cuda.get_device_name(0)) if on_gpu else "cpu"
+    on_gpu = device != "cpu"
     missed = 0
     for name in (options.case,) if options.case else [name for name in CASES if on_gpu or name != "memory"]:
         try:

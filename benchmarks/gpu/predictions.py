@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
+from benchmarks.gpu.device import add_option, chosen
 from benchmarks.gpu.rank import FOUND
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import mpirun, run_with_messages
@@ -40,7 +40,6 @@ from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, updated_profile
 from dljob.perf.resources.energy import host_watts, overhead
 from dljob.planner import Decision, Learned, plan
-from dltrain.device.rank_device import product_label
 
 CASES: tuple[tuple[str, str, int, int, tuple[Precision, ...]], ...] = (
     ("mlp", "digits", 256, 2000, ("FP32",)),
@@ -186,13 +185,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file of rows to write")
     parser.add_argument("--model", choices=list(dict.fromkeys(model for model, *_ in CASES)))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    add_option(parser)
     options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        print("found no GPU; --device cpu runs the smallest cases without one", file=sys.stderr)
+    device = chosen(options.device)
+    if device is None:
         return 2
-    device = product_label(torch.cuda.get_device_name(0)) if on_gpu else "cpu"
+    on_gpu = device != "cpu"
     node = {"name": "this", "device": device, "cpu": len(os.sched_getaffinity(0)), "memory": "64Gi"}
     view = cluster_view({"nodes": [node]})
     print(f"{device}; {machine()}")

@@ -20,8 +20,8 @@ It is above 0, because a waiting rank polls."""
 LAUNCHING_PART = 0.12
 """Power above idle while a GPU waits for its host to launch the next kernel, as a fraction of peak minus idle power.
 
-benchmarks/gpu/predictions.py measured 137 to 236 W on an H200 (idle: 77 W, peak: 700 W) whose kernels filled a tenth of
-the time, and 535 W (``COMPUTING_PART``: 544 W) when they filled it."""
+benchmarks/gpu/predictions.py measured 137 to 236 W on an H200 (idle: 77 W, peak: 700 W) in steps whose kernels fill a
+tenth of the time by the roofline, and 535 W (``COMPUTING_PART``: 544 W) where they fill nearly all of it."""
 MAX_OF_PEAK = 1.25
 """Largest measured power that is believed, divided by the peak power of the catalogue. Short peaks may exceed it."""
 HOST_POWER_W = 40.0

@@ -102,6 +102,11 @@ def _coefficients(growth: TermFactors) -> dict[str, float]:
     }
 
 
+def on_gpu_nbytes(tensors_nbytes: float) -> float:
+    """Return the GPU memory in bytes of a rank whose tensors take ``tensors_nbytes``."""
+    return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * tensors_nbytes
+
+
 def held_nbytes(
     parameter_nbytes: float,
     kept_nbytes: float,
@@ -119,8 +124,7 @@ def held_nbytes(
     ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
     """
     if is_gpu:
-        held = parameter_nbytes + kept_nbytes + largest_nbytes
-        return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * held
+        return on_gpu_nbytes(parameter_nbytes + kept_nbytes + largest_nbytes)
     terms = {
         "process": 1.0,
         "convolution": float(has_convolutions),
@@ -145,8 +149,7 @@ def part_nbytes(
     factors above 1 count, because they were measured with whole networks.
     """
     if is_gpu:
-        held = state_nbytes + kept_nbytes + largest_nbytes
-        return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * held
+        return on_gpu_nbytes(state_nbytes + kept_nbytes + largest_nbytes)
     amounts = {
         "parameter_B": PART["parameter_B"] * state_nbytes,
         "kept_B": kept_factor * kept_nbytes,

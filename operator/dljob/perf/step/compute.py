@@ -52,10 +52,10 @@ GPU_STEP_OVERHEAD_S = 1900e-6
 GPU_CAST_OVERHEAD = 1.25
 """Overheads per layer and per step on the host of a GPU, and their factor with autocast, which launches casts as well.
 
-On a GPU, the host also launches each kernel and allocates its result. benchmarks/gpu/predictions.py measured steps of
-2.4 ms (5 layers), 3.0 (9), 8.6 (43), 14.7 (67) and 27.5 (173) on the host of an H200, a virtual machine on an Intel
-Xeon, at batches that leave the GPU mostly idle. With autocast, the steps took 1.2 to 1.3 times as long. Gavel's public
-measurements confirm the order: ResNet-18 took 24 ms on a P100 and 31 ms on a V100 at batches of 16 and 32."""
+On a GPU, the host also launches each kernel and allocates its result. benchmarks/gpu/predictions.py measured a
+computing time of 2.4 ms (5 layers), 3.0 (9), 8.6 (43), 14.7 (67) and 27.5 (173) on the host of an H200, a virtual
+machine on an Intel Xeon, at small batches. With autocast, it was 1.2 to 1.3 times as long. Gavel's public measurements
+confirm the order: with batches of 16 and 32, ResNet-18 took 24 to 27 ms on a P100 and 31 to 33 ms on a V100."""
 LOOP_S = 400e-6
 """Time per step of a CPU rank's training loop outside the step that the regression describes: the next batch, checks
 of gradients, metrics, agreement with the agent.
