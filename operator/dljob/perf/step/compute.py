@@ -82,6 +82,13 @@ def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0,
     return factor * (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * layers) / min(1.0, cores)
 
 
+def step_overhead_s(workload: Workload, *, is_gpu: bool) -> float:
+    """Return the part of ``host_overhead_s`` that occurs once per step, however many micro-batches it has."""
+    if not is_gpu:
+        return STEP_OVERHEAD_S
+    return GPU_STEP_OVERHEAD_S * (GPU_CAST_OVERHEAD if workload.precision != "FP32" else 1.0)
+
+
 @lru_cache(maxsize=256)
 def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
     """Return the seconds in which the optimizer updates all parameters once, at the end of a step.

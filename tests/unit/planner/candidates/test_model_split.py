@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.perf.resources import memory
+from dljob.cluster import ClusterView, catalogue
+from dljob.perf.resources import energy, memory
+from dljob.perf.step import compute
 from dljob.perf.step import model_split as split
+from dljob.perf.workload import structure
 from dljob.perf.workload.workload import builtin
 from dljob.planner import FixedChoice, Request
 from support.planner_questions import A100, decided, rejected, view
@@ -123,3 +126,39 @@ def test_invalid_requests_are_rejected(request_: Request, field: str, words: str
 def test_pipeline_uses_a_fixed_group() -> None:
     chosen = decided(replace(PIPELINE, fixed=(FixedChoice("cpu", 2),)), FOUR).chosen
     assert (chosen.groups[0].nodes, chosen.groups[0].shares) == (2, (64, 64))
+
+
+def test_part_of_a_model_draws_hardly_more_power_than_the_whole_model_on_a_gpu() -> None:
+    """Fixed bug: ranks that split a model or shard its parameters counted with the power of a GPU without pauses.
+
+    With 8 short sequences, a GPU mostly waits for its host, which launches the kernels. Waiting for other ranks takes
+    a little more power than that.
+    """
+    gpus, job = view({"count": 4, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"}), replace(GPT, global_batch=8)
+    whole_W = watts_per_rank(replace(job, strategy="Data", nodes_max=1), gpus)
+    assert whole_W < 0.75 * energy.rank_watts(catalogue.gpu_or_assumed(A100), 1.0)
+    pipeline = replace(job, strategy="Pipeline", stages=2, micro_batches=2)
+    for request in (pipeline, replace(job, strategy="Tensor"), replace(job, strategy="Sharded")):
+        assert watts_per_rank(request, gpus) <= 1.05 * whole_W, request.strategy
+
+
+def watts_per_rank(request: Request, nodes: ClusterView) -> float:
+    """Return the mean power of a rank in the plan for a request."""
+    chosen = decided(request, nodes).chosen
+    assert chosen.prediction.energy_J is not None
+    ranks = sum(group.nodes * group.ranks_per_node for group in chosen.groups)
+    return chosen.prediction.energy_J / chosen.prediction.total_s / ranks
+
+
+def test_a_pipeline_on_gpus_has_the_overhead_of_a_step_once() -> None:
+    """Fixed bug: each micro-batch had the difference between the overheads of a step on GPUs and on CPUs."""
+    gpus = view({"count": 2, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"})
+    computing = [
+        decided(replace(PIPELINE, micro_batches=k), gpus).chosen.prediction.compute_s for k in (1, 2, 4, 8, 16)
+    ]
+    workload = builtin("gpt-mini", None)
+    part = split.cut_up(workload).cut_into(2).arithmetic
+    launches_s = part * compute.GPU_LAYER_OVERHEAD_S * structure.host_layers(workload)
+    added_s = [many - few for few, many in pairwise(computing)]
+    for k, more_s in zip((1, 2, 4, 8), added_s, strict=True):
+        assert more_s <= k * launches_s * 1.01, "each micro-batch launches the kernels of its stage's layers again"

@@ -14,7 +14,7 @@ from dlcontract import replica_batches
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import model_split as split
 from dljob.perf.step.communication import Link, allreduce_s
-from dljob.perf.step.compute import STEP_OVERHEAD_S, update_s
+from dljob.perf.step.compute import active_part, step_overhead_s, update_s
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 from dljob.perf.step.zero import element_nbytes
@@ -92,6 +92,8 @@ class SplitStep:
     """Standard deviation of the logarithm of the communication time."""
     in_turn: int = 1
     """Number of ranks that compute a batch one after another if there is only one: the stages of a pipeline."""
+    active: float = 1.0
+    """Fraction of ``mean_s`` in which the device itself works (``perf.step.compute.active_part``)."""
 
 
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
@@ -146,7 +148,7 @@ def prediction_of(
     evaluating_s = split_evaluations_s(request, workload, alone_s, batch, option.cores)
     total_s = step_s * request.total_steps + option.fetching.first_s(batch) + evaluating_s
     longest = max(("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
-    power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s)) * ranks
+    power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s), step.active) * ranks
     made = Prediction(
         step_s=step_s,
         step_p90_s=step_s * exp(P90 * spread),
@@ -200,10 +202,11 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
     whole_s = option.computing.seconds(samples)
     # The update and the step's overhead occur once per step, not once per micro-batch.
     update = update_s(workload, option.device)
-    once_s = min(update + STEP_OVERHEAD_S, 0.9 * whole_s)
+    overhead_s = step_overhead_s(workload, is_gpu=option.pool.is_gpu)
+    once_s = min(update + overhead_s, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
     sent_nbytes = element_nbytes(workload) * samples * stages.boundary_elements
-    busy_s = k * slot_s + STEP_OVERHEAD_S + update * stages.parameters / workload.parameters
+    busy_s = k * slot_s + overhead_s + update * stages.parameters / workload.parameters
 
     def moving_s(placement: Placement) -> float:
         transfer_s = 2 * (placement.messages.latency_s + sent_nbytes / placement.messages.bandwidth_Bps)
@@ -214,11 +217,12 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
     idle = (p - 1) / (k + p - 1)
     return SplitStep(
         busy_s=busy_s,
-        mean_s=min(busy_s, (k * (whole_s - once_s) + update) / p + STEP_OVERHEAD_S),
+        mean_s=min(busy_s, (k * (whole_s - once_s) + update) / p + overhead_s),
         moving_s=moving_s(best),
         text=f"pipeline bubble {100 * idle:.0f} %: {p} stages, {k} micro-batches",
         spread=best.spread,
         in_turn=p,
+        active=active_part(workload, option.device, samples),
     )
 
 
@@ -229,7 +233,8 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitS
     samples = ceil(batch / k)
     whole_s = option.computing.seconds(samples)
     fixed_s = min(option.computing.seconds(0), whole_s)
-    each_s = (whole_s - fixed_s) * split.kept_part(pairs.arithmetic, pairs.units, t)
+    kept = split.kept_part(pairs.arithmetic, pairs.units, t)
+    each_s = (whole_s - fixed_s) * kept
     busy_s = fixed_s + each_s + (k - 1) * (each_s + fixed_s - update_part_s(option))
     nodes = part.nodes if candidate.replicas == 1 else ceil(t / option.ranks_per_node)
     link, spread = link_of([option], nodes)
@@ -245,6 +250,8 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitS
         moving_s=k * sum(sums[n] for n in pairs.summed_elements) + reducing_s,
         text=f"all-reduce of activations: {candidate.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
+        # Each rank launches as many kernels as for the whole model, but they do only its part of the arithmetic.
+        active=active_part(workload, option.device, samples) * (kept * whole_s * k / busy_s if option.pool.is_gpu else 1),
     )
 
 

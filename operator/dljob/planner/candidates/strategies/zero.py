@@ -17,6 +17,7 @@ from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
 from dljob.perf.step import zero
+from dljob.perf.step.compute import active_part
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
@@ -114,6 +115,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
         moving_s=moving_s,
         text=f"ZeRO-{found.stage}: gathers and reductions over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
+        active=active_part(workload, option.device, samples),
     )
     held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
     host = host_nbytes(found, request, workload, samples, held)
