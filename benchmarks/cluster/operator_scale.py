@@ -33,15 +33,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-import yaml
-from benchmarks.cluster.simulated_jobs import SimulatedJobs, delete_foreign, foreign_pod, set_up
+from benchmarks.cluster.simulated_jobs import SimulatedJobs, crds, delete_foreign, foreign_pod, node, set_up
 from benchmarks.lib.control_plane import ControlPlane, children, control_plane, cpu_s, rss_mib
 from benchmarks.lib.goals import Figure, table
 
 from devcluster.progress import Progress
 from dljob.controller.connection import connect
 from dljob.kube import Api
-from support.cluster.kubectl import ROOT
 from support.cluster.operator_process import OperatorProcess
 
 Key = tuple[str, str]
@@ -163,9 +161,9 @@ class Run:
         scarce = [f"scarce-{i}" for i in range(SCARCE_NODES)]
         foreign = [foreign_pod(f"web-{i}", names[i % len(names)]) for i in range(self._options.foreign_pods)]
         foreign += [foreign_pod(f"full-{name}-{half}", name, "31900m") for name in scarce for half in (0, 1)]
-        crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+        nodes = [node(name, device) for device, each in (("simulated", names), ("scarce", scarce)) for name in each]
         namespaces = ["dljob-system", *(f"team-{i}" for i in range(NAMESPACES))]
-        await set_up(self._api, crds, {"simulated": names, "scarce": scarce}, foreign, namespaces)
+        await set_up(self._api, crds(), nodes, foreign, namespaces)
 
     async def _create(self) -> None:
         jobs, keys, probe, count = self._jobs, self._keys, self._probe, self._options.jobs

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import yaml
+
 import dlcontract
+from devcluster.paths import REPOSITORY
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, NODE, POD, SERVICE_ACCOUNT, STATEFUL_SET, Kind
 
@@ -25,14 +28,17 @@ JOB_LABEL = "dljob.dev/job"
 STEPS = 1000
 
 
-def node(name: str, device: str) -> Json:
-    """Return a node of 64 CPUs and 256 GiB, as KWOK expects it."""
-    size = {"cpu": "64", "memory": "256Gi", "pods": "250"}
+def node(name: str, device: str, gpus: int = 0, bandwidth: str = "") -> Json:
+    """Return a node of 64 CPUs and 256 GiB, as KWOK expects it. ``bandwidth``: bytes/s of its network; "": unknown."""
+    size = {"cpu": "64", "memory": "256Gi", "pods": "250", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
     labels = {"kubernetes.io/hostname": name, "dljob.dev/device": device}
+    annotations = {"kwok.x-k8s.io/node": "fake"}
+    if bandwidth:
+        annotations["dljob.dev/network-bandwidth"] = bandwidth
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
         "status": {"allocatable": size, "capacity": size},
     }
 
@@ -104,8 +110,8 @@ class SimulatedJobs:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(DLJOB, "", self._on_job))
-            group.create_task(self._watch(STATEFUL_SET, JOB_LABEL, self._on_set))
+            group.create_task(follow(self._api, DLJOB, "", self._on_job))
+            group.create_task(follow(self._api, STATEFUL_SET, JOB_LABEL, self._on_set))
             for _ in range(TRAINERS):
                 group.create_task(self._train())
 
@@ -143,15 +149,8 @@ class SimulatedJobs:
         """Write a report as the coordinator of a job does."""
         plan = self._plans.get(key)
         if plan is None:
-            found = await self._api.get(CONFIG_MAP, key[0], f"{key[1]}-plan")
-            plan = self._plans[key] = dlcontract.Plan.parse(found["data"][dlcontract.PLAN_KEY])
-        fields: Json = {"step": 10, "steps": STEPS, "step_s": 0.01, **changes}
-        report = dlcontract.Report(
-            uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term, phase=phase,
-            unix_s=time.time(), world_size=len(plan.ranks), **fields,
-        )  # fmt: skip
-        data = {"data": {dlcontract.REPORT_KEY: report.to_json()}}
-        await self._api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", data)
+            plan = self._plans[key] = await plan_of(self._api, key)
+        await write_report(self._api, key, plan, phase, **{"step": 10, "steps": STEPS, "step_s": 0.01, **changes})
 
     async def finish(self, keys: list[Key]) -> None:
         """Write the reports of success of these jobs."""
@@ -199,27 +198,46 @@ class SimulatedJobs:
             seen.children_s = time.monotonic()
             self._changed.set()
 
-    async def _watch(self, kind: Kind, selector: str, handle: Callable[[Json], None]) -> None:
-        page = await self._api.page(kind, None, selector, 1, "")
-        version = page["metadata"]["resourceVersion"]
-        while True:
-            async for line in self._api.watch(kind, None, selector, version, 3000, 3000):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise SystemExit(f"the watch of {kind.plural} broke: {event['object']}")
-                version = event["object"]["metadata"]["resourceVersion"]
-                if event["type"] in ("ADDED", "MODIFIED"):
-                    handle(event["object"])
+
+async def follow(api: Api, kind: Kind, selector: str, handle: Callable[[Json], None]) -> None:
+    """Call ``handle`` with each new or changed object of a kind, in all namespaces, until cancelled."""
+    page = await api.page(kind, None, selector, 1, "")
+    version = page["metadata"]["resourceVersion"]
+    while True:
+        async for line in api.watch(kind, None, selector, version, 3000, 3000):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                raise SystemExit(f"the watch of {kind.plural} broke: {event['object']}")
+            version = event["object"]["metadata"]["resourceVersion"]
+            if event["type"] in ("ADDED", "MODIFIED"):
+                handle(event["object"])
 
 
-async def set_up(
-    api: Api, crds: list[Json], nodes: dict[str, list[str]], foreign: list[Json], namespaces: list[str]
-) -> None:
-    """Create CRDs, namespaces, nodes (device → names) and pods of others. Wait until KWOK runs these pods."""
+async def plan_of(api: Api, key: Key) -> dlcontract.Plan:
+    """Return the plan in force of a job."""
+    found = await api.get(CONFIG_MAP, key[0], f"{key[1]}-plan")
+    return dlcontract.Plan.parse(found["data"][dlcontract.PLAN_KEY])
+
+
+async def write_report(api: Api, key: Key, plan: dlcontract.Plan, phase: dlcontract.RunPhase, **fields: Any) -> None:
+    """Write a report as the coordinator of a job does."""
+    report = dlcontract.Report(
+        uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term, phase=phase,
+        unix_s=time.time(), world_size=len(plan.ranks), **fields,
+    )  # fmt: skip
+    await api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", {"data": {dlcontract.REPORT_KEY: report.to_json()}})
+
+
+def crds() -> list[Json]:
+    """Return the CustomResourceDefinitions of this repository."""
+    return [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob("*.yaml"))]
+
+
+async def set_up(api: Api, crds: list[Json], nodes: list[Json], foreign: list[Json], namespaces: list[str]) -> None:
+    """Create CRDs, namespaces, nodes and pods of others. Wait until KWOK runs these pods."""
     names = [*namespaces, "others"]
     bodies = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in names]
-    machines = [node(name, device) for device, each in nodes.items() for name in each]
-    for kind, objects in ((CRD, crds), (NAMESPACE, bodies), (NODE, machines)):
+    for kind, objects in ((CRD, crds), (NAMESPACE, bodies), (NODE, nodes)):
         await all_of(partial(api.create, kind, body) for body in objects)
     for crd in crds:
         await _until_found(partial(_established, api, crd["metadata"]["name"]))

@@ -134,7 +134,10 @@ def test_part_of_a_model_draws_hardly_more_power_than_the_whole_model_on_a_gpu()
     With 8 short sequences, a GPU mostly waits for its host, which launches the kernels. Waiting for other ranks takes
     a little more power than that.
     """
-    gpus, job = view({"count": 4, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"}), replace(GPT, global_batch=8)
+    gpus, job = (
+        view({"count": 4, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"}),
+        replace(GPT, global_batch=8),
+    )
     whole_W = watts_per_rank(replace(job, strategy="Data", nodes_max=1), gpus)
     assert whole_W < 0.75 * energy.rank_watts(catalogue.gpu_or_assumed(A100), 1.0)
     pipeline = replace(job, strategy="Pipeline", stages=2, micro_batches=2)

@@ -244,14 +244,16 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitS
     placement, *_ = placements(candidate)
     held = split.kept_part(pairs.parameters / workload.parameters, pairs.units, t) * workload.parameters
     reducing_s = _reducing_s(candidate, placement, int(held), busy_s / k)
+    active = active_part(workload, option.device, samples)
+    if option.pool.is_gpu:  # Each rank launches as many kernels as for the whole model, but they do only its part.
+        active *= kept * whole_s * k / busy_s
     return SplitStep(
         busy_s=busy_s,
         mean_s=busy_s,
         moving_s=k * sum(sums[n] for n in pairs.summed_elements) + reducing_s,
         text=f"all-reduce of activations: {candidate.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
-        # Each rank launches as many kernels as for the whole model, but they do only its part of the arithmetic.
-        active=active_part(workload, option.device, samples) * (kept * whole_s * k / busy_s if option.pool.is_gpu else 1),
+        active=active,
     )
 
 
