@@ -24,6 +24,8 @@
   value: {{ .Values.operator.clusterDomain }}
 - name: DLJOB_CONCURRENCY
   value: {{ .Values.operator.concurrency | quote }}
+- name: DLJOB_PROGRESS_WRITES_PER_SECOND
+  value: {{ .Values.operator.progressWritesPerSecond | quote }}
 - name: DLJOB_METRICS_PORT
   value: {{ .Values.metrics.port | quote }}
 - name: DLJOB_METRICS_SOURCES

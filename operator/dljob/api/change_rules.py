@@ -84,7 +84,8 @@ def _ended(path: str, spec: Schema) -> dict[str, str]:
     same = f"{field} == {_old(field)}"
     if is_set:
         same = f"({is_set} ? {_old(is_set)} && {same} : !({_old(is_set)}))"
-    return {"rule": f"{same} || !({HAS_ENDED})", "message": f"spec.{path}{ENDED}"}
+    # The comparison of a whole section comes last: the API server evaluates this rule with each write of a status, too.
+    return {"rule": f"!({HAS_ENDED}) || {same}", "message": f"spec.{path}{ENDED}"}
 
 
 def _old(expression: str) -> str:

@@ -38,6 +38,7 @@ from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
 from dljob.kube.objects.cache import utc_now
 from dljob.render.helpers.probe import configured
+from dljob.status.pace import ProgressPace
 
 log = logging.getLogger("dljob")
 
@@ -130,6 +131,7 @@ class Operator:
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics, planning,
                 share_profiles=settings.share_profiles, node_faults=node_faults, queues=queues,
+                pace=ProgressPace(settings.progress_writes_per_s, monotonic),
             )  # fmt: skip
             self._watches = watches = Watches(
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,

@@ -14,6 +14,7 @@
 | DLJOB_LEADER_ELECTION | true | work only while holding the Lease |
 | DLJOB_CLUSTER_DOMAIN | cluster.local | DNS domain of the cluster |
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
+| DLJOB_PROGRESS_WRITES_PER_SECOND | 10 | most writes per second of what is only progress, over all jobs |
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
@@ -88,6 +89,7 @@ class Settings:
     leader_election: bool
     cluster_domain: str
     concurrency: int
+    progress_writes_per_s: float
     metrics_port: int
     metrics_sources: tuple[Mapping[str, Any], ...]
     overrides: OverridePolicy
@@ -148,6 +150,7 @@ class Settings:
             leader_election=_one_of(env, "DLJOB_LEADER_ELECTION", "true", (*_TRUE, *_FALSE)) in _TRUE,
             cluster_domain=env.get("DLJOB_CLUSTER_DOMAIN") or "cluster.local",
             concurrency=int(_number(env, "DLJOB_CONCURRENCY", 8, 1, 256)),
+            progress_writes_per_s=_number(env, "DLJOB_PROGRESS_WRITES_PER_SECOND", 10, 0.1, 1000),
             metrics_port=int(_number(env, "DLJOB_METRICS_PORT", 9470, 1, 65535)),
             metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
             overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),

@@ -40,6 +40,7 @@ from dljob.reconcile import (
 )
 from dljob.render import Names, RenderConfig
 from dljob.status import Event, events, previous
+from dljob.status.pace import ProgressPace, only_progress
 
 log = logging.getLogger("dljob")
 
@@ -72,6 +73,7 @@ class Controller:
         *,
         share_profiles: bool = False,
         node_faults: NodeFaults,
+        pace: ProgressPace,
         queues: Queues | None = None,
     ) -> None:
         """``share_profiles``: True: plans use the measurements of all namespaces. False: only of their own namespace.
@@ -82,7 +84,7 @@ class Controller:
         self._node_faults = node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
-        self._planning = planning
+        self._planning, self._pace = planning, pace
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
         self._restored: set[str] = set()
@@ -332,8 +334,17 @@ class Controller:
         if unsent:
             self._unsent[job.key] = unsent[-MAX_UNSENT:]
             self._queue.add_after(job.key, recheck_s)
-        if desired.status is not None:
-            await self._kube.write_status(job, desired.status.manifest())
+        if desired.status is not None and self._may_write(job, status := desired.status.manifest()):
+            await self._kube.write_status(job, status)
+
+    def _may_write(self, job: JobSeen, status: dict[str, Any]) -> bool:
+        """Return False if the status differs only in progress, and it is not the job's turn. It is then tried later."""
+        if job.status != status and only_progress(job.status, status):
+            if wait_s := self._pace.wait_s(job.key):
+                self._queue.add_after(job.key, wait_s)
+            return not wait_s
+        self._pace.forget(job.key)
+        return True
 
     def begin(self) -> None:
         """Let the next reconcile of each job post the job's lost events again.
@@ -370,6 +381,7 @@ class Controller:
         self._queue.forget(key)
         self._planning.forget(key)
         self._unsent.pop(key, None)
+        self._pace.forget(key)
         self._lessons.forget(key)
         self._kube.forget(key)
 

@@ -20,6 +20,7 @@ from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import decide
 from dljob.render import RenderConfig
 from dljob.scheduling import QueuePolicy
+from dljob.status.pace import ProgressPace
 from support.builders import CONFIG, NOW, T4
 from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s, run
@@ -53,6 +54,7 @@ class Operator:
         preempts: bool = False,
         together: bool = False,
         config: RenderConfig = CONFIG,
+        pace: ProgressPace | None = None,
     ) -> None:
         """``preempts``: jobs of a higher priority may stop others. ``together``: as of ``Planning``."""
         self.now, self.config = NOW, config
@@ -75,6 +77,7 @@ class Operator:
         self.controller = Controller(
             self.kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
+            pace=pace or ProgressPace(1000.0, now_s),
         )  # fmt: skip
 
     async def _plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:

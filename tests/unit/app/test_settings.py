@@ -75,6 +75,7 @@ def test_longest_time_of_a_node_is_not_below_the_first() -> None:
         ("DLJOB_CONCURRENCY", "0", "a number from 1 to 256"),
         ("DLJOB_CONCURRENCY", "many", "a number from 1 to 256"),
         ("DLJOB_CONCURRENCY", "nan", "a number from 1 to 256"),
+        ("DLJOB_PROGRESS_WRITES_PER_SECOND", "0", "a number from 0.1 to 1000"),
         ("DLJOB_METRICS_PORT", "65536", "a number from 1 to 65535"),
         ("DLJOB_RESYNC_SECONDS", "-1", "a number from 1 to 86400"),
         ("DLJOB_METRICS_SOURCES", "everyone", "expected JSON"),
