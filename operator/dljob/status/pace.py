@@ -1,8 +1,8 @@
 """Limit how often the operator writes the mere progress of jobs, over all jobs.
 
 Every write of a status costs the API server tens of milliseconds of processor time, because it validates the whole
-object. A job reports every 10 seconds, so that thousands of running jobs would keep several cores of the API server busy
-with progress. What has other consequences (a condition, a phase, an end) is written at once.
+object. A job reports every 10 seconds, so that thousands of running jobs would keep several of its cores busy with
+progress. What has other consequences (a condition, a phase, an end) is written at once.
 """
 
 from collections.abc import Callable, Hashable, Mapping
