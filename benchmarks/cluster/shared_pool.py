@@ -45,6 +45,8 @@ STREAM_JOBS = 160
 """Number of jobs of a whole stream, whose device-hours fill the pool for eight hours."""
 DEVICES = sum(nodes * per_node for _, nodes, per_node in POOL)
 SIMULATED = {"InOrder": "dljob", "Together": "dljob, all jobs"}
+LONGEST = 0.4
+"""Longest predicted time of a job on its best devices, as a fraction of the time in which all jobs arrive."""
 SAY_S = 60.0
 
 
@@ -66,10 +68,19 @@ class Pool:
 
 
 def scaled(seed: int, jobs: int, minutes: float) -> tuple[Job, ...]:
-    """Return a stream of ``jobs`` jobs that arrive within ``minutes``, and use as much of the pool as a whole one."""
+    """Return a stream of ``jobs`` jobs that arrive within ``minutes``, and use as much of the pool as a whole one.
+
+    Jobs that would take longer than ``LONGEST`` of this time are cut.
+    """
     part = minutes / 60 / HOURS
     found = stream(seed, jobs, part * STREAM_JOBS / jobs)
-    return tuple(replace(job, arrival_s=job.arrival_s * part) for job in found)
+    return tuple(replace(_cut(job, LONGEST * 60 * minutes), arrival_s=job.arrival_s * part) for job in found)
+
+
+def _cut(job: Job, most_s: float) -> Job:
+    """Return the job with at most as many steps as its best devices make in ``most_s`` seconds."""
+    steps = int(most_s / min(use.seconds for use in job.uses) * job.request.total_steps)
+    return replace(job, request=replace(job.request, total_steps=max(1, min(steps, job.request.total_steps))))
 
 
 def figures(pool: Pool, jobs: Sequence[Job]) -> list[Figure]:

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from benchmarks.cluster.shared_pool import DEVICES, HOURS, STREAM_JOBS, scaled
+from benchmarks.cluster.shared_pool import HOURS, LONGEST, STREAM_JOBS, scaled
 from benchmarks.cluster.streamed_jobs import START_S, Course, Foreseen, manifest
-from benchmarks.scheduling.workload import stream
+from benchmarks.scheduling.workload import Job, stream
 
 from dljob.api.spec.spec import DLJobSpec
 from support.builders import planned, seen
@@ -57,16 +57,18 @@ def test_time_with_a_part_of_the_pods_is_noted() -> None:
     assert job.longest_partly_s == 4.0
 
 
-def test_scaled_stream_uses_as_much_of_the_pool_as_a_whole_one() -> None:
-    jobs = scaled(0, 40, 48.0)
-    assert len(jobs) == 40 and max(job.arrival_s for job in jobs) <= 48 * 60
+def test_scaled_stream_has_the_same_jobs_but_for_the_longest() -> None:
+    minutes, part = 48.0, 48 / 60 / HOURS
+    jobs, whole = scaled(0, 40, minutes), stream(0, 40, STREAM_JOBS / 40)
+    assert len(jobs) == 40 and max(job.arrival_s for job in jobs) <= 60 * minutes
 
-    def device_s(each: Any) -> float:
-        return sum(min(use.seconds * use.devices for use in job.uses) for job in each)
+    def fastest_s(job: Job) -> float:
+        return min(use.seconds for use in job.uses)
 
-    part = 48 / 60 / HOURS
-    whole = stream(0, 40, STREAM_JOBS / 40)
-    assert device_s(jobs) == pytest.approx(part * device_s(whole), rel=0.01) and DEVICES == 64
+    longest_s = LONGEST * 60 * minutes
+    for job, before in zip(jobs, whole, strict=True):
+        assert fastest_s(job) == pytest.approx(min(longest_s, part * fastest_s(before)), rel=0.05, abs=1.0)
+    assert any(part * fastest_s(job) > longest_s for job in whole)
 
 
 def test_manifests_are_valid() -> None:
