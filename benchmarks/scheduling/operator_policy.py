@@ -281,7 +281,7 @@ class Operator:
         parts: Choices = (None,) * len(line)
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
-            jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
+            jobs = [Candidate(0, options(state, self._factor(state)), state.job.namespace) for state in line]
             held = [self._held(now_s, state) for state in line]
             found = assign_all(jobs, held, free_devices(view()), START_S)
             parts, moves = found.parts, found.moves
