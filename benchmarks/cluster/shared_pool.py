@@ -44,7 +44,7 @@ from support.cluster.operator_process import OperatorProcess
 STREAM_JOBS = 160
 """Number of jobs of a whole stream, whose device-hours fill the pool for eight hours."""
 DEVICES = sum(nodes * per_node for _, nodes, per_node in POOL)
-SIMULATED = {"InOrder": "dljob", "Together": "dljob, all jobs"}
+SIMULATED = {"InOrder": "dljob, in order", "Together": "dljob"}
 LONGEST = 0.4
 """Longest predicted time of a job on its best devices, as a fraction of the time in which all jobs arrive."""
 SAY_S = 60.0

@@ -18,7 +18,7 @@ from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling import foresight
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
-from benchmarks.scheduling.operator_policy import FLOORS, POLICIES, TODAY, Operator
+from benchmarks.scheduling.operator_policy import DEFAULT, FLOORS, POLICIES, Operator
 from benchmarks.scheduling.simulator import Policy, simulate
 from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 
@@ -132,8 +132,8 @@ def main() -> int:
     accurate = {name: forecasts(name, each) for name, each in foreseen.items() if name in found}
     if accurate:
         print(table([figure for figures in accurate.values() for figure in figures]))
-    missed = any(figure.missed for figure in (*judged.get(TODAY, ()), *accurate.get(TODAY, ())))
-    return 1 if given.check and (missed or not judged.get(TODAY)) else 0
+    missed = any(figure.missed for figure in (*judged.get(DEFAULT, ()), *accurate.get(DEFAULT, ())))
+    return 1 if given.check and (missed or not judged.get(DEFAULT)) else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Forecasts with the policy ``dljob, all jobs``: what the operator knows of the jobs, for ``forecast_jointly``."""
+"""Forecasts with the policy ``dljob``: what the operator knows of the jobs, for ``forecast_jointly``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -281,7 +281,7 @@ class Operator:
         parts: Choices = (None,) * len(line)
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
-            jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
+            jobs = [Candidate(0, options(state, self._factor(state)), state.job.namespace) for state in line]
             held = [self._held(now_s, state) for state in line]
             found = assign_all(jobs, held, free_devices(view()), START_S)
             parts, moves = found.parts, found.moves
@@ -384,17 +384,17 @@ def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     )
 
 
-TODAY, ALL_JOBS = "dljob", "dljob, all jobs"
+DEFAULT, IN_ORDER = "dljob", "dljob, in order"
 POLICIES: dict[str, Callable[[float], Operator]] = {
-    TODAY: lambda noise: Operator(spread_of(noise)),
+    DEFAULT: lambda noise: Operator(spread_of(noise), all_jobs=True),
+    IN_ORDER: lambda noise: Operator(spread_of(noise)),
     "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
-    ALL_JOBS: lambda noise: Operator(spread_of(noise), all_jobs=True),
-    "dljob, finishBy": lambda noise: Operator(spread_of(noise), finish_by=True),
+    "dljob, in order, finishBy": lambda noise: Operator(spread_of(noise), finish_by=True),
 }
-"""``dljob``: the operator's default. ``dljob, all jobs``: with the chart value queue.assignment: Together. ``dljob,
-finishBy``: the default, for jobs whose deadlines are in their specs."""
+"""``dljob``: the operator's default, all jobs together. ``in order``: with the chart value queue.assignment: InOrder.
+``finishBy``: for jobs whose deadlines are in their specs."""
 FLOORS: dict[str, Callable[[float], Operator]] = {
-    f"{ALL_JOBS}, {knows}": partial(lambda knows, noise: Operator(spread_of(noise), all_jobs=True, knows=knows), knows)
+    f"{DEFAULT}, {knows}": partial(lambda knows, noise: Operator(spread_of(noise), all_jobs=True, knows=knows), knows)
     for knows in (Knowledge.RUN_TIMES, Knowledge.ARRIVALS)
 }
-"""The same decisions as ``ALL_JOBS``. Their forecasts know the truth, and show which errors ignorance causes."""
+"""The same decisions as ``DEFAULT``. Their forecasts know the truth, and show which errors ignorance causes."""

@@ -7,7 +7,7 @@ from support.manifests.helm_chart import one, render
 
 
 @pytest.mark.parametrize(("values", "together"), [
-    ({}, False), ({"queue": {"assignment": "InOrder"}}, False), ({"queue": {"assignment": "Together"}}, True),
+    ({}, True), ({"queue": {"assignment": "InOrder"}}, False), ({"queue": {"assignment": "Together"}}, True),
 ])  # fmt: skip
 def test_value_reaches_the_operator(values: dict[str, dict[str, str]], together: bool) -> None:
     [container] = one(render(values), "Deployment")["spec"]["template"]["spec"]["containers"]

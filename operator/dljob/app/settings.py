@@ -36,7 +36,7 @@
 | DLJOB_KUEUE | auto | auto or true: Kueue decides about jobs with the label of a queue; false: ignore the label |
 | DLJOB_QUEUE_DEADLINES | true | waiting jobs with spec.scheduling.finishBy get devices before other jobs |
 | DLJOB_QUEUE_WEIGHTS | {} | weights of namespaces in the order of the queue (JSON, the chart value queue.weights) |
-| DLJOB_QUEUE_ASSIGNMENT | InOrder | Together: devices are assigned to all jobs together; or InOrder |
+| DLJOB_QUEUE_ASSIGNMENT | Together | Together: devices are assigned to all jobs together; or InOrder |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_WATCH_SILENCE_SECONDS | 90 | a watch is opened again after this time without an event or a bookmark |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
@@ -172,7 +172,7 @@ class Settings:
             queues=_one_of(env, "DLJOB_KUEUE", "auto", ("auto", "true", "false")) != "false",
             queue_deadlines=_one_of(env, "DLJOB_QUEUE_DEADLINES", "true", (*_TRUE, *_FALSE)) in _TRUE,
             queue_weights=_weights(env.get("DLJOB_QUEUE_WEIGHTS") or "{}"),
-            assigns_together=_one_of(env, "DLJOB_QUEUE_ASSIGNMENT", "InOrder", ("InOrder", "Together")) == "Together",
+            assigns_together=_one_of(env, "DLJOB_QUEUE_ASSIGNMENT", "Together", ("InOrder", "Together")) == "Together",
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             silence_s=_number(env, "DLJOB_WATCH_SILENCE_SECONDS", SILENCE_S, 1, 3600),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),

@@ -28,7 +28,10 @@ class QueuePolicy:
 
     def weighted(self, namespace: str, share: float) -> float:
         """Return the dominant share of a namespace, divided by its weight."""
-        return share / self.weights.get(namespace, 1.0)
+        return share / self.weight(namespace)
+
+    def weight(self, namespace: str) -> float:
+        return self.weights.get(namespace, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

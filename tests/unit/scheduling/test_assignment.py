@@ -1,6 +1,7 @@
 """Heterogeneous devices are assigned to several jobs together."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def test_the_sum_of_completion_times_is_never_larger_than_one_by_one_in_order(
 def test_assigned_devices_are_free_and_options_are_the_jobs_own(
     jobs: list[tuple[Option, ...]], free: dict[str, int]
 ) -> None:
-    for found in (assign(equal(jobs), free), together(jobs, free), in_order(jobs, free)):
+    for found in (assign(equal(jobs), free), together(equal(jobs), free), in_order(jobs, free)):
         for device, count in free.items():
             assert sum(each.devices for each in found if each is not None and each.device == device) <= count
         assert all(each is None or each in options for each, options in zip(found, jobs, strict=True))
@@ -90,6 +91,35 @@ def test_one_job_does_not_get_all_devices_while_others_wait() -> None:
     sizes = tuple(Option("t4", 1, n, 1000.0 / n**0.4) for n in (1, 2, 4, 8))
     assert [each and each.devices for each in assign(equal([sizes] * 4), {"t4": 8})] == [2, 2, 2, 2]
     assert [each and each.devices for each in assign(equal([sizes]), {"t4": 8})] == [8]
+
+
+SCALES = tuple(Option("t4", 1, n, 1000.0 / n**0.9) for n in range(1, 13))
+"""A job that becomes faster with each of up to 12 devices."""
+
+
+@given(st.integers(1, 12), st.integers(12, 24), st.sampled_from([1.0, 2.0, 3.0]))
+def test_jobs_start_within_the_entitlement_of_their_owner_however_many_jobs_another_has(
+    few: int, many: int, weight: float
+) -> None:
+    """Fixed bug: the many short jobs of an owner kept the jobs of another one from starting."""
+    short = tuple(replace(option, seconds=option.seconds / 100) for option in SCALES)
+    jobs = [Candidate(0, SCALES, "a", weight)] * few + [Candidate(0, short, "b")] * many
+    given = Counter[str]()
+    for job, part in zip(jobs, share(jobs, {"t4": 12}), strict=True):
+        given[job.owner] += part.devices if part is not None else 0
+    assert given["a"] == min(few, round(12 * weight / (weight + 1))) and given["a"] + given["b"] == 12
+
+
+@given(JOBS, FREE)
+def test_jobs_of_one_owner_have_no_limit(jobs: list[tuple[Option, ...]], free: dict[str, int]) -> None:
+    mine = [Candidate(0, options, "a", 0.5) for options in jobs]
+    assert share(mine, free) == share(equal(jobs), free)
+
+
+def test_an_owner_uses_what_the_others_leave() -> None:
+    one = (SCALES[0],)
+    found = share([Candidate(0, SCALES, "a"), Candidate(0, one, "b"), Candidate(0, one, "c")], {"t4": 12})
+    assert [part and part.devices for part in found] == [10, 1, 1]
 
 
 @given(JOBS, JOBS, FREE, st.lists(st.booleans(), min_size=7, max_size=7))

@@ -122,6 +122,10 @@ class Queue:
         return QueuedJob(job.key, job.uid, self._cache.priority_classes.value(named), 0.0, job.created)
 
     @property
+    def policy(self) -> QueuePolicy:
+        return self._policy
+
+    @property
     def shares(self) -> Shares:
         """Return the cluster's resources and the weights of namespaces, for the dominant shares in forecasts."""
         return Shares(self._cache.ledger.total(), self._policy)

@@ -115,8 +115,7 @@ class Assigning:
         self._orders: dict[JobKey, _Order] = {}
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
-        self._looked_s, self._state = -inf, object()
-        self._made_s = -inf
+        self._looked_s, self._made_s, self._state = -inf, -inf, object()
         self._growth = -1
         """How often capacity had grown when devices were assigned last."""
 
@@ -264,7 +263,7 @@ class Assigning:
             options = self._left(key, known.options, running=key in running)
             if seen is None or not options:
                 continue
-            job = JointJob(key, self._priority(question), options, known.spread, first_part=known.first_part)
+            job = self._joint_job(key, self._priority(question), known, options)
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -278,6 +277,10 @@ class Assigning:
         first_s = max(0.0, self._due_in_s(waiting))
         return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys), first_s)
 
+    def _joint_job(self, key: JobKey, priority: int, known: Known, options: tuple[Option, ...]) -> JointJob:
+        weight = self._queue.policy.weight(key[0])
+        return JointJob(key, priority, options, known.spread, first_part=known.first_part, weight=weight)
+
     def _recent(self) -> list[RecentJoint]:
         """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
         found, now = [], self._now()
@@ -287,8 +290,7 @@ class Assigning:
             if age_s >= WINDOW_S:
                 del self._seen[key]
             elif age_s >= 0:
-                recent = JointJob(key, priority, known.options, known.spread, first_part=known.first_part)
-                found.append(RecentJoint(age_s, recent))
+                found.append(RecentJoint(age_s, self._joint_job(key, priority, known, known.options)))
         return found
 
     def _endings(self, taking_part: set[JobKey]) -> list[Ending]:
@@ -321,7 +323,8 @@ class Assigning:
             options = self._left(key, known[key].options, running=key in running)
             if options:
                 keys.append(key)
-                jobs.append(Candidate(self._priority(question), options))
+                weight = self._queue.policy.weight(key[0])
+                jobs.append(Candidate(self._priority(question), options, key[0], weight))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)

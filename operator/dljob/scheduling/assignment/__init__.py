@@ -1,0 +1,110 @@
+"""Assign heterogeneous devices to several jobs together. Each device type goes to the jobs that gain most from it.
+
+If jobs took devices one by one in the order of the queue, the first job would take the fastest devices, even if it
+gains little from them, and all that it can use, even if ten others wait. Here, all jobs get few devices at first, and
+then grow step by step. The next step is always the step with the greatest *relative* gain per device. Short jobs go
+first: for a job with T remaining seconds, a step is worth the seconds that it saves / T ** ``POWER``. (For jobs with
+sublinear speed-up, the average completion time is least if short jobs get more devices, but not all: Berg et al.,
+"heSRPT: Parallel scheduling to minimize mean slowdown", Performance Evaluation 2020.)
+
+Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
+
+Jobs of a higher priority are assigned first, as if the others did not exist.
+
+Each owner (namespace) is entitled to a fraction of each device type: its weight divided by the weights of all owners
+that have jobs. If nothing is left for a job whose owner has less, jobs start within the entitlements first, so that an
+owner with many short jobs cannot keep the others from starting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+from dljob.scheduling.assignment.moves import fitting_moves, gains_by, helped_by, movers, repays
+from dljob.scheduling.assignment.one_by_one import in_order, total_s
+from dljob.scheduling.assignment.together import less, together
+from dljob.scheduling.assignment.types import Assignment, Candidate, Choices, Held, Jobs, Option
+
+__all__ = [
+    "Assignment",
+    "Candidate",
+    "Choices",
+    "Held",
+    "Jobs",
+    "Option",
+    "assign",
+    "assign_all",
+    "gains_by",
+    "in_order",
+    "movers",
+    "share",
+    "together",
+    "total_s",
+]
+
+
+def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
+    """Choose an option for each waiting job; None for a job that gets no devices now.
+
+    ``jobs``: in the order of the queue, jobs of the highest priority first. ``free``: number of free devices by type.
+    For jobs of equal priority, the predicted sum of completion times is never larger than if each job in order took its
+    fastest option.
+    """
+
+    def better(equal: Sequence[Candidate], left: Mapping[str, int]) -> Choices:
+        options = [job.options for job in equal]
+        return min(together(equal, left), in_order(options, left), key=lambda each: total_s(options, each, left))
+
+    return _by_priority(jobs, free, better)
+
+
+def share(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
+    """Choose an option for each waiting or running job as if no job held devices yet; None: it gets none.
+
+    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. The result ignores what a
+    restart costs: ``movers`` decides which running jobs really move to their option.
+    """
+    return _by_priority(jobs, free, together)
+
+
+def assign_all(
+    jobs: Sequence[Candidate], held: Sequence[Held], free: Mapping[str, int], restart_s: float
+) -> Assignment:
+    """Assign devices to waiting and running jobs together.
+
+    ``jobs``: sorted, the highest priority first. ``held``: what each job holds now. ``free``: number of devices by
+    type, including those that running jobs hold. ``restart_s``: seconds of a restart. A running job that does not gain
+    restarts only for jobs of equal or higher priority that gain more than it loses.
+    """
+    parts = share(jobs, free)
+    moving = movers(held, parts, free, restart_s)
+    helped = tuple(helped_by(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
+    gains = [
+        part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
+    ]
+    repay = {
+        i
+        for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
+        if m and (own or repays(i, jobs, held, parts, others, restart_s))
+    }
+    # The parts of some need devices of jobs that do not move now.
+    fitting = fitting_moves(repay, held, parts, free)
+    moves = tuple(i in fitting for i in range(len(jobs)))
+    return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+
+
+def _by_priority(
+    jobs: Sequence[Candidate],
+    free: Mapping[str, int],
+    choose: Callable[[Sequence[Candidate], Mapping[str, int]], Choices],
+) -> Choices:
+    """Call ``choose`` for the jobs of each priority in turn, with the devices that are left, and join the results.
+
+    ``jobs``: sorted, the highest priority first. The result has one entry per job, in this order.
+    """
+    chosen: list[Option | None] = []
+    left = dict(free)
+    for _, group in groupby(jobs, key=lambda job: job.priority):
+        found = choose(list(group), left)
+        chosen += found
+        left = less(left, found)
+    return tuple(chosen)

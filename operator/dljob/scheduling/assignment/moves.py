@@ -1,0 +1,124 @@
+"""Decide which running jobs restart on the parts that an assignment gives them."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from dljob.scheduling.assignment.together import fastest_fitting
+from dljob.scheduling.assignment.types import Candidate, Choices, Held
+from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
+
+
+def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
+    """Return for each job True if it runs and restarts on its part (the option that ``share`` chose for it).
+
+    It restarts if that pays for the job itself, or if other jobs need what the job holds. ``held``: what each job
+    holds. ``parts``: the part of each job; None: it gets no devices. ``free``: number of devices by type, including
+    those that these jobs hold. ``restart_s``: seconds of a restart. The parts of the jobs that restart fit beside what
+    all other jobs hold. The parts of waiting jobs may not fit yet.
+    """
+
+    moving = {
+        i
+        for i, (mine, part) in enumerate(zip(held, parts, strict=True))
+        if mine.movable and mine.devices and part is not None and mine.devices != {part.device: part.devices}
+    }
+    for i in sorted(moving):
+        part = parts[i]
+        assert part is not None
+        pays = gains_by(held[i], part.seconds, restart_s)
+        missing = sum(_short(moving, held, parts, free, waiting=True).values())
+        if not pays and sum(_short(moving - {i}, held, parts, free, waiting=True).values()) <= missing:
+            moving.remove(i)
+    moving = fitting_moves(moving, held, parts, free)
+    return tuple(i in moving for i in range(len(held)))
+
+
+def _short(
+    moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int], *, waiting: bool
+) -> dict[str, int]:
+    """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
+
+    ``waiting``: True if the waiting jobs also start on their parts.
+    """
+    used = Counter[str]()
+    for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
+        if i not in moving:
+            used.update(mine.devices)
+        if part is not None and (i in moving or (waiting and not mine.devices)):
+            used[part.device] += part.devices
+    return {device: count - free.get(device, 0) for device, count in used.items() if count > free.get(device, 0)}
+
+
+def fitting_moves(moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int]) -> set[int]:
+    """Return those of the jobs ``moving`` (indices) whose parts fit beside what all jobs hold that do not move."""
+    fitting = set(moving)
+    while missing_types := _short(fitting, held, parts, free, waiting=False).keys():
+        wrong = [i for i in fitting if (part := parts[i]) is not None and part.device in missing_types]
+        if not wrong:
+            break  # Jobs hold more than there is, such as after the loss of a node.
+        fitting.remove(max(wrong))
+    return fitting
+
+
+def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
+    """Return True if a running job gains enough by a restart, after which it needs ``seconds`` to its end.
+
+    ``mine``: what the job holds, with its remaining time. ``restart_s``: seconds of the restart itself. The gain must
+    reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the job's remaining time.
+    """
+    return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
+
+
+def helped_by(
+    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the indices of the jobs that get devices of a type of which job ``i`` frees some when it moves.
+
+    These jobs wait or move, and have at least the priority of job ``i``.
+    """
+    mine = parts[i]
+    assert mine is not None
+    freed = {
+        device for device, count in held[i].devices.items() if count > (mine.devices if device == mine.device else 0)
+    }
+    return tuple(
+        j
+        for j, part in enumerate(parts)
+        if j != i
+        and part is not None
+        and part.device in freed
+        and jobs[j].priority >= jobs[i].priority
+        and (not held[j].devices or moving[j])
+    )
+
+
+def repays(
+    i: int,
+    jobs: Sequence[Candidate],
+    held: Sequence[Held],
+    parts: Choices,
+    helped: Sequence[int],
+    restart_s: float,
+) -> bool:
+    """Return True if the jobs in ``helped`` gain more than job ``i`` loses when it moves to its part.
+
+    The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job ``i``.
+    Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When
+    one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time.
+    """
+    mine, gained_s, slower_s = parts[i], 0.0, 0.0
+    assert mine is not None
+    left_s, count = held[i].left_s, sum(held[i].devices.values())
+    for j in helped:
+        part = parts[j]
+        assert part is not None
+        slower_s = max(slower_s, min(part.seconds, mine.seconds) * (1 - left_s / mine.seconds))
+        if held[j].devices:
+            gained_s += held[j].left_s - part.seconds - restart_s
+            continue
+        alone = fastest_fitting(jobs[j].options, {part.device: max(count, part.devices)}) or part
+        both_s = mine.seconds + restart_s
+        done = min(1.0, both_s / part.seconds)
+        ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
+        gained_s += left_s + alone.seconds - ends_s
+    return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)

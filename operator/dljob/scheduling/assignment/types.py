@@ -1,0 +1,64 @@
+"""The jobs of an assignment, what they hold, and what they get."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A plan of a job on ``per_node`` devices of each of ``nodes`` nodes with one type of device.
+
+    ``seconds``: predicted seconds from the start of this plan until the job ends, above 0.
+    """
+
+    device: str
+    nodes: int
+    per_node: int
+    seconds: float
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job that waits or runs, and wants devices. ``options``: its plans, including those that do not fit now.
+
+    ``owner``: its namespace. ``weight``: the weight of the namespace.
+    """
+
+    priority: int
+    options: tuple[Option, ...]
+    owner: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a job holds now. ``devices``: device type → number of devices; empty for a job that waits.
+
+    ``left_s``: remaining seconds if the job stays on these devices. ``movable``: False if the job must not restart now.
+    """
+
+    devices: Mapping[str, int]
+    left_s: float = 0.0
+    movable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The result of an assignment. Each field has one entry per job, in the order of the jobs.
+
+    ``parts``: the option that each job gets, called its *part*; None: it gets no devices now. ``moves``: True if the
+    job runs now and restarts on its part. ``helped``: indices of the jobs that need the devices that the job gives up;
+    empty if the job does not restart.
+    """
+
+    parts: "Choices"
+    moves: tuple[bool, ...]
+    helped: tuple[tuple[int, ...], ...]
+
+
+Choices = tuple[Option | None, ...]
+Jobs = Sequence[tuple[Option, ...]]
