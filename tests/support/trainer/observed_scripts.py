@@ -8,7 +8,6 @@ images of users without dltrain, and in processes that a script starts, a new in
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from dlcontract import Structure
@@ -16,11 +15,9 @@ from dltrain.launch.rank_environment import OBSERVER
 from dltrain.protocol.rank_messages import SOCKET_ENV, Observed
 from dltrain.protocol.rank_variables import OBSERVE_ENV
 from support.trainer.listener import Listener
-from support.trainer.ranks import alone
+from support.trainer.ranks import run_apart
 
 WITHIN_S = 300
-ERRORS_TO = "import os; os.dup2(os.open({!r}, os.O_WRONLY | os.O_APPEND), 2)\n"
-"""Statements that give a fork of the zygote, whose outputs are one pipe, a standard error of its own."""
 LOOP = """
 import torch
 from torch import nn
@@ -63,19 +60,7 @@ def python(script: str, path: str | None, *, fresh: bool = False, **more: str) -
     if fresh:
         command = [sys.executable, "-c", script]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    with tempfile.NamedTemporaryFile("r") as errors:
-        command = alone("-c", ERRORS_TO.format(errors.name) + script)
-        ended = subprocess.run(
-            command,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=WITHIN_S,
-            check=False,
-        )
-        ended.stderr = errors.read()
-    return ended
+    return run_apart("-c", script, env=env, timeout_s=WITHIN_S)
 
 
 def observed(
