@@ -87,7 +87,9 @@ def defaulted(schema: Json, value: Any) -> Any:
 evaluation.Result = object
 """celpy makes a union of this alias each time that it reads a variable, which took half of the time of an evaluation."""
 vars(evaluation)["support"] = support  # The code of a rule finds ``_formatted`` by its full name.
-_HAS = re.compile(r"(?<=lambda activation: )not isinstance\(celpy\.evaluation\.result\(activation, \w+\), CELEvalError\)")
+_HAS = re.compile(
+    r"(?<=lambda activation: )not isinstance\(celpy\.evaluation\.result\(activation, \w+\), CELEvalError\)"
+)
 
 
 @cache
