@@ -27,20 +27,20 @@ def no_baseline(subject: Subject, limit_s: float) -> Baseline:
 
 def script(folder: Path, name: str, *arguments: str, fresh: bool = False, **variables: str) -> str:
     """Run a script of a project to its end. Return what it prints."""
-    done = _run(folder, name, *arguments, fresh=fresh, **variables)
+    done = _run(folder, name, arguments, variables, fresh=fresh)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def failed(folder: Path, name: str, *arguments: str, **variables: str) -> str:
     """Run a script of a project that ends with an error. Return the error."""
-    done = _run(folder, name, *arguments, **variables)
+    done = _run(folder, name, arguments, variables)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
 def _run(
-    folder: Path, name: str, *arguments: str, fresh: bool = False, **variables: str
+    folder: Path, name: str, arguments: tuple[str, ...], variables: dict[str, str], *, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | variables

@@ -84,7 +84,7 @@ def defaulted(schema: Json, value: Any) -> Any:
     return filled
 
 
-evaluation.Result = object
+vars(evaluation)["Result"] = object
 """celpy makes a union of this alias each time that it reads a variable, which took half of the time of an evaluation."""
 vars(evaluation)["support"] = support  # The code of a rule finds ``_formatted`` by its full name.
 _HAS = re.compile(
