@@ -1,4 +1,8 @@
-"""Run the scripts of a project that ``dljob suggest`` wrote, as a user does."""
+"""Run the scripts of a project that ``dljob suggest`` wrote, as a user does.
+
+They run in forks of a process that has imported torch, because the import would take most of a test's time. With
+``fresh``, they run in an interpreter of their own.
+"""
 
 import json
 import os
@@ -10,6 +14,7 @@ from typing import Any
 from dljob.suggest.recommendation.model import Baseline
 from dljob.suggest.subject import Subject
 from dljob.suggest.trial import TrialError
+from support.trainer.ranks import run_apart
 
 LIMIT_S = 300
 NOT_RUN = "the baseline took more than 120 s and was stopped"
@@ -20,23 +25,27 @@ def no_baseline(subject: Subject, limit_s: float) -> Baseline:
     raise TrialError(NOT_RUN)
 
 
-def script(folder: Path, name: str, *arguments: str, **variables: str) -> str:
+def script(folder: Path, name: str, *arguments: str, fresh: bool = False, **variables: str) -> str:
     """Run a script of a project to its end. Return what it prints."""
-    done = _run(folder, name, *arguments, **variables)
+    done = _run(folder, name, arguments, variables, fresh=fresh)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def failed(folder: Path, name: str, *arguments: str, **variables: str) -> str:
     """Run a script of a project that ends with an error. Return the error."""
-    done = _run(folder, name, *arguments, **variables)
+    done = _run(folder, name, arguments, variables)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
-def _run(folder: Path, name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, name: str, arguments: tuple[str, ...], variables: dict[str, str], *, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | variables
+    if not fresh:
+        return run_apart(name, *arguments, env=environment, cwd=folder, timeout_s=LIMIT_S)
     return subprocess.run(
         [sys.executable, name, *arguments],
         cwd=folder,

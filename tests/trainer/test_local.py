@@ -75,7 +75,7 @@ def test_lenet_learns_real_images() -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     """It exits with code 0 even if gloo threads still run, because ``zygote.run`` runs it as in a pod."""
-    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()))
+    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()), fresh=ranks == 1)
     assert ended.code == EXIT_OK, ended.output
     found = re.search(rf"world size {ranks}, accuracy (\d\.\d+)", ended.output)
     assert found is not None and float(found[1]) > 0.95, ended.output
@@ -125,8 +125,13 @@ def test_gpt_learns_real_text(tmp_path: Path) -> None:
 
 
 def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp_path: Path) -> None:
-    words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
-    ended = run(["sh", "-c", 'ulimit -f 192; exec "$@"', "sh", sys.executable, *words], BUSY_S)
+    limited = (
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (192 * 512, 192 * 512))\n"
+        "runpy.run_module('dltrain.local', run_name='__main__', alter_sys=True)\n"
+    )
+    words = ["--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
+    ended = run(alone("-c", limited, *words), BUSY_S)
     assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
     assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large; expected room" in (
         ended.output

@@ -1,6 +1,5 @@
 """Tests of ``dltrain.profile`` against the layer tables of the performance model, and of its error messages."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from dljob.perf.workload.datasets import DATASETS, Dataset
 from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, alexnet, bert_base, gpt2, vgg16
+from support.trainer.ranks import environment, run_apart
 
 torch = pytest.importorskip("torch")
 
@@ -163,8 +163,9 @@ def test_command_prints_hints(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),\n"
         "                         nn.Linear(8 * 16 * 16, 10))\n"
     )
-    command = [sys.executable, "-m", "dltrain.profile", "mine:make_model", "--input", "3,16,16"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    words = ("-m", "dltrain.profile", "mine:make_model", "--input", "3,16,16")
+    done = run_apart(*words, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     manifest = yaml.safe_load(done.stdout)
     hints = ModelSpec.model_validate(manifest["model"]).hints
     assert hints is not None

@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-from celpy import Environment
+from celpy import CompiledRunner, Environment, evaluation
 from celpy.adapter import json_to_cel
 from celpy.celtypes import StringType
 from celpy.evaluation import CELEvalError
-from lark import Tree
 
+import support.manifests
 from dljob.api import crd
 
 Json = dict[str, Any]
@@ -84,20 +84,23 @@ def defaulted(schema: Json, value: Any) -> Any:
     return filled
 
 
+vars(evaluation)["Result"] = object
+"""celpy makes a union of this alias each time that it reads a variable, which took half of the time of an evaluation."""
+vars(evaluation)["support"] = support  # The code of a rule finds ``_formatted`` by its full name.
+_HAS = re.compile(
+    r"(?<=lambda activation: )not isinstance\(celpy\.evaluation\.result\(activation, \w+\), CELEvalError\)"
+)
+
+
 @cache
 def _program(rule: str) -> Any:
-    environment = Environment()
-    return environment.program(_pruned(environment.compile(rule)), functions={"format": _formatted})
-
-
-_PRECEDENCE = {"expr", "conditionalor", "conditionaland", "relation", "addition", "multiplication", "unary", "member"}
-
-
-def _pruned(tree: Tree[Any]) -> Tree[Any]:
-    """Return the syntax tree without nodes that only pass on their child: celpy visits one per level of precedence."""
-    tree.children = [_pruned(child) if isinstance(child, Tree) else child for child in tree.children]
-    child = tree.children[0] if len(tree.children) == 1 else None
-    return child if tree.data in _PRECEDENCE and isinstance(child, Tree) else tree
+    """Return the rule as Python code, which takes a third of the time of celpy's interpreter."""
+    environment = Environment(runner_class=CompiledRunner)
+    program: Any = environment.program(environment.compile(rule), functions={"format": _formatted})
+    # In celpy 0.5.0, the code of ``has`` returns a bool of Python, which the operators of CEL refuse.
+    source = _HAS.sub(lambda found: f"celpy.celtypes.BoolType({found[0]})", program.tp.source_text)
+    program.tp.executable_code = compile(source, "<CEL>", "exec")
+    return program
 
 
 def _formatted(text: Any, values: Any) -> StringType:

@@ -11,11 +11,16 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import botocore.session
+from moto import backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from dltrain.object_store.client import _loader
+
+# moto lists its own folder with every request.
+_MODULES = tuple(backends.list_of_moto_modules())
+backends.list_of_moto_modules = lambda: _MODULES
 
 
 class Server:

@@ -1,4 +1,9 @@
-"""Scripts that the observer observes, in processes of their own as rank 0 starts them."""
+"""Scripts that the observer observes, in processes of their own as rank 0 starts them.
+
+In a pod, rank 0 is a fork of the zygote, which starts the observer in it. Here it is a fork of the tests' zygote. In
+images of users without dltrain, and in processes that a script starts, a new interpreter starts the observer
+(``fresh``).
+"""
 
 import os
 import subprocess
@@ -10,6 +15,7 @@ from dltrain.launch.rank_environment import OBSERVER
 from dltrain.protocol.rank_messages import SOCKET_ENV, Observed
 from dltrain.protocol.rank_variables import OBSERVE_ENV
 from support.trainer.listener import Listener
+from support.trainer.ranks import run_apart
 
 WITHIN_S = 300
 LOOP = """
@@ -48,19 +54,22 @@ def variables(path: str | None, **more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(OBSERVER), "OMP_NUM_THREADS": "1", **observed, **more}
 
 
-def python(script: str, path: str | None, **more: str) -> subprocess.CompletedProcess[str]:
+def python(script: str, path: str | None, *, fresh: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script as the Python of a rank would, with the observer unless ``path`` is None."""
-    command = [sys.executable, "-c", script]
-    return subprocess.run(
-        command, env=variables(path, **more), capture_output=True, text=True, timeout=WITHIN_S, check=False
-    )
+    env = variables(path, **more)
+    if fresh:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    return run_apart("-c", script, env=env, timeout_s=WITHIN_S)
 
 
-def observed(folder: Path, script: str, **more: str) -> tuple[list[Structure], subprocess.CompletedProcess[str]]:
+def observed(
+    folder: Path, script: str, *, fresh: bool = False, **more: str
+) -> tuple[list[Structure], subprocess.CompletedProcess[str]]:
     """Return the structures that the agent gets of a script, and its end, which must be a success."""
     with Listener(folder) as agent:
-        ended = python(script, agent.path, **more)
-        assert ended.returncode == 0, ended.stderr
+        ended = python(script, agent.path, fresh=fresh, **more)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
         if "dljob: observed a step" in ended.stderr:
             agent.wait_for(Observed, 2)
         return [message.structure for message in agent.of(Observed)], ended

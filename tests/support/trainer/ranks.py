@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,22 @@ import hypothesis, safetensors.torch, torch._dynamo, support.trainer.bodies.harn
 from dltrain.launch import zygote
 zygote.main()
 """
+APART = """
+import atexit, os, sys, threading
+from dltrain.launch import zygote
+errors, own, *argv = sys.argv[1:]
+os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+sys.path[:] = [*path, *(entry for entry in sys.path if entry and entry not in own.split(os.pathsep))]
+zygote.run(zygote.Order(tuple(argv), {}, os.getcwd()))
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush()
+os._exit(0)
+"""
+"""Code that gives a fork a standard error and a search path for modules of its own, and then runs a command line.
+
+After a success, it ends without clearing all modules that the zygote has imported, which takes 0.5 s of CPU time."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,29 @@ def command(ranks: int, *arguments: str | Path, ulfm: bool = False, fresh: bool 
 def alone(*arguments: str | Path) -> list[str]:
     """Return a command of Python on ``arguments`` without MPI. Its process is a fork of the zygote."""
     return [sys.executable, "-I", "-S", str(STAND_IN), zygote(), *map(str, arguments)]
+
+
+def run_apart(
+    *arguments: str | Path, env: Mapping[str, str], cwd: Path | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on ``arguments`` like an interpreter with ``env``, in a fork of the zygote.
+
+    Its standard output and error are apart, and it can import the installed packages and those in PYTHONPATH alone.
+    """
+    with tempfile.NamedTemporaryFile("r") as errors:
+        command = alone("-c", APART, errors.name, environment()["PYTHONPATH"], *arguments)
+        ended = subprocess.run(
+            command,
+            env=env,
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        ended.stderr = errors.read()
+    return ended
 
 
 def start(arguments: list[str], **env: str) -> subprocess.Popen[str]:

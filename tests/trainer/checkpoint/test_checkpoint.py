@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints, Snapshot, ide
 from dltrain.optim.options import like
 from dltrain.protocol.errors import BadInputError, FencedError
 from dltrain.protocol.volume_layout import TERM, term_in
-from support.trainer.ranks import BODIES, run
+from support.trainer.ranks import BODIES, alone, run
 
 
 def snapshot(step: int, value: float = 1.0) -> Snapshot:
@@ -217,7 +216,7 @@ def test_error_names_directory_that_cannot_be_created(tmp_path: Path) -> None:
 
 
 def test_kill_at_any_time_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
-    ended = run([sys.executable, str(BODIES / "faults/kill_while_saving.py"), str(tmp_path)])
+    ended = run(alone(BODIES / "faults/kill_while_saving.py", tmp_path))
     assert (ended.code, ended.output) == (0, "8 kills survived\n")
 
 

@@ -55,18 +55,6 @@ def test_importing_dltrain_does_not_import_torch_or_mpi() -> None:
     assert ended.output == "set()\n"
 
 
-def test_preloading_starts_neither_mpi_nor_threads() -> None:
-    code = """
-import sys, threading
-from dltrain.launch.preload import preload
-preload()
-import mpi4py.MPI as MPI
-print(MPI.Is_initialized(), threading.active_count(), "torch" in sys.modules)
-"""
-    ended = run([sys.executable, "-c", code], MPI4PY_MPIABI="openmpi")
-    assert ended.output == "False 1 True\n"
-
-
 def test_error_names_dtype_that_cannot_be_reduced() -> None:
     message = (
         r"found parameters of torch\.bfloat16 on a CPU; expected float32.*torch\.autocast.*spec\.collective: Torch"

@@ -17,7 +17,7 @@ from dltrain.launch.zygote import Order, Serving, _PartialRequest
 from dltrain.protocol import rank_messages
 from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, write
-from support.trainer.ranks import BODIES, ROOT, command, end, environment, run, start
+from support.trainer.ranks import BODIES, ROOT, alone, command, end, environment, run, start
 
 SCRIPT = BODIES / "training/feeding.py"
 WITHIN_S = 240.0
@@ -45,8 +45,8 @@ def test_ranks_train_the_same_with_workers_though_shares_move_and_a_rank_dies(tm
 
     with_worker, without_worker = (results(workers, "disturb") for workers in ("1", "0"))
     assert with_worker == without_worker and len(without_worker["digests"]) == 25, "24 steps, one of them twice"
-    alone = found_in(run([sys.executable, str(SCRIPT), "0", "none"]).output)
-    assert np.allclose(without_worker["parameters"], alone["parameters"], rtol=0, atol=1e-6)
+    one = found_in(run(alone(SCRIPT, "0", "none")).output)
+    assert np.allclose(without_worker["parameters"], one["parameters"], rtol=0, atol=1e-6)
 
 
 def found_in(output: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def found_in(output: str) -> dict[str, Any]:
 ])  # fmt: skip
 def test_reason_of_a_worker_failure_is_reported(what: str, message: str, tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
-        assert run([sys.executable, str(SCRIPT), "2", what], DLTRAIN_SOCKET=listener.path).code == 1
+        assert run(alone(SCRIPT, "2", what), DLTRAIN_SOCKET=listener.path).code == 1
         listener.wait_for(rank_messages.Failed, 1)
     (failed,) = listener.of(rank_messages.Failed)
     assert failed.failure.reason == "TrainingError" and "\n" not in failed.failure.message

@@ -1,15 +1,32 @@
 """The GPU check: the checks that need no GPU pass here, and without a GPU it exits with a message."""
 
 import re
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.gpu import check
 
+from support.trainer.ranks import alone
+
+
+def run_as_forks(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command of ``mpirun`` with forks of the zygote as ranks, which need not import torch."""
+    at = command.index(sys.executable)
+    return RUN([*command[:at], *alone(), *command[at + 1 :]], **options)
+
+
+RUN: Any = subprocess.run
+
 
 @pytest.mark.mpi
 @pytest.mark.patient
-def test_checks_that_need_no_gpu_pass_on_cpus(capfd: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_need_no_gpu_pass_on_cpus(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check.subprocess, "run", run_as_forks)
     code = check.main(["--device", "cpu", "--steps", "5"])
     out = capfd.readouterr().out
     found = dict(re.findall(r"^(\w+) +(.*)$", out, re.MULTILINE))

@@ -1,7 +1,5 @@
 """Tests of a rank's device that need no GPU: names, errors, memory and fork safety. benchmarks/gpu tests the rest."""
 
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ from dltrain.comm.algorithms.torch_distributed import backend_for, raise_lost
 from dltrain.device.rank_device import MEMORY_FRACTION, product_label, same_product, samples_within
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.protocol.errors import DeviceMissingError, PeerLostError, failure
-from support.trainer.ranks import BODIES, environment, run_ranks
+from support.trainer.ranks import BODIES, run_ranks
 
 
 @pytest.mark.parametrize(
@@ -159,20 +157,6 @@ def test_step_reads_no_scalar_from_the_device() -> None:
         loss.backward()
         sums = parallel.finish()
     assert sums == [pytest.approx(0.5 * float(loss.detach())), 1.0, 0.0] and reads.count == 0
-
-
-def test_preloading_does_not_initialize_cuda_before_fork() -> None:
-    code = """
-import torch
-def fail(*_, **__):
-    raise SystemExit("CUDA was touched before the fork")
-for name in ("is_available", "device_count", "_lazy_init", "init", "current_device", "get_device_properties"):
-    setattr(torch.cuda, name, fail)
-torch.accelerator.is_available = torch.accelerator.current_accelerator = fail
-from dltrain.launch.preload import preload
-preload()
-"""
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=240)
 
 
 def test_checkpoint_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

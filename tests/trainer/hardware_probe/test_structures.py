@@ -7,7 +7,7 @@ import pytest
 
 from dlcontract.hardware import MeasuredStructures, ReferenceNet
 from dlcontract.structures import structures
-from support.trainer.ranks import run
+from support.trainer.ranks import environment, run_apart
 
 torch = pytest.importorskip("torch")
 
@@ -43,10 +43,10 @@ def test_a_network_for_tokens_trains_on_the_next_token_of_every_position() -> No
 
 
 def test_each_network_is_measured_in_its_own_process_and_a_failed_one_is_left_out() -> None:
-    """Runs in a new process, because forks hang after PyTorch has computed with threads."""
-    ended = run([sys.executable, "-c", MEASURE], PYTHONPATH=os.pathsep.join(sys.path))
-    assert ended.code == 0, ended.output
-    lines = [line for line in ended.output.splitlines() if line.startswith("{")]
+    """Runs in a fork of the zygote, because forks hang after PyTorch has computed with threads."""
+    ended = run_apart("-c", MEASURE, env=environment(PYTHONPATH=os.pathsep.join(sys.path)))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     (text, note), (later, why) = (line.split("|") for line in lines)
     found = MeasuredStructures.model_validate_json(text)
     assert found.s[0] > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.trainer.ranks import BODIES, ROOT, alone, environment, run, run_ranks
+from support.trainer.ranks import BODIES, ROOT, alone, environment, run, run_apart, run_ranks
 
 LAYER = ROOT / "trainer-image/dltrain/compatibility"
 BODY = BODIES / "training/scripts/horovod_api.py"
@@ -25,9 +25,11 @@ def test_functions_do_what_their_names_say(ranks: int) -> None:
     assert ended.output.count("all functions work") == ranks, ended.output
 
 
-def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in a new interpreter that looks for packages in ``path`` last."""
+def python(code: str, *path: Path, fresh: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter, or a fork of the zygote, that looks for packages in ``path`` last."""
     append = f"import sys; sys.path += {[str(place) for place in path]}; "
+    if not fresh:
+        return run_apart("-c", append + code, env=environment())
     command = [sys.executable, "-c", append + code]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
 
@@ -45,14 +47,17 @@ def test_other_frameworks_are_named_as_missing(name: str) -> None:
 
 
 def test_ranks_of_another_launcher_do_not_train_alone() -> None:
-    ended = python("import os; os.environ['WORLD_SIZE'] = '2'; import horovod.torch as hvd; hvd.init()", LAYER)
+    ended = python(
+        "import os; os.environ['WORLD_SIZE'] = '2'; import horovod.torch as hvd; hvd.init()", LAYER, fresh=False
+    )
     assert ended.returncode == 1 and "Set trainer.framework: MPI" in ended.stderr
 
 
 def test_missing_functions_are_named() -> None:
-    ended = python("import horovod.torch as hvd; hvd.alltoall", LAYER)
+    ended = python("import horovod.torch as hvd; hvd.alltoall", LAYER, fresh=False)
     assert "AttributeError: horovod.torch: found alltoall; expected one of dltrain.horovod: " in ended.stderr
-    assert python("import horovod.torch as hvd; print(hasattr(hvd, 'elastic'))", LAYER).stdout == "False\n"
+    ended = python("import horovod.torch as hvd; print(hasattr(hvd, 'elastic'))", LAYER, fresh=False)
+    assert ended.stdout == "False\n"
 
 
 def test_wheel_extends_the_search_path_last(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from dltrain.models import InputShape, build
 from dltrain.optim.learning_rate import WARM_UP, rate
 from dltrain.optim.optimizers import make_optimizer
 from dltrain.protocol.errors import BadInputError
-from support.trainer.ranks import run
 
 IMAGE32, TOKENS = InputShape((3, 32, 32), 10), InputShape((128,), 256, tokens=True)
 
@@ -153,25 +152,6 @@ def test_optimizers_match_those_of_torch(name: str) -> None:
             model(torch.ones(4, 3)).square().sum().backward()
             optimizer.step()
     assert torch.equal(models[0].weight, models[1].weight)
-
-
-def test_first_step_does_not_import_the_compiler() -> None:
-    """The import would take 1.5 s of CPU time before the first step. See ``dltrain.optim.optimizers``."""
-    code = """
-import sys, torch
-from dlcontract import OptimizerRef
-from dltrain.optim.optimizers import make_optimizer
-for name in ("SGD", "Adam", "AdamW"):
-    model = torch.nn.Linear(3, 3)
-    optimizer = make_optimizer(OptimizerRef(name=name), model)
-    optimizer.register_step_pre_hook(lambda *_: None)
-    for _ in range(2):
-        optimizer.zero_grad(); model(torch.ones(1, 3)).sum().backward(); optimizer.step()
-    optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules)
-"""
-    ended = run([sys.executable, "-c", code])
-    assert ended.output == "False\n"
 
 
 @given(base=st.floats(1e-5, 10), steps=st.integers(1, 500))

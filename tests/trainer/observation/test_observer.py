@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,14 @@ from dltrain.launch.rank_environment import OBSERVER
 from dltrain.protocol.rank_messages import Observed
 from support.trainer.listener import Listener
 from support.trainer.observed_scripts import MLP, WITHIN_S, loop, observed, python, variables
+from support.trainer.ranks import alone
 
 GIVEN_UP = "dljob: did not observe the structure of this script"
 
 
-def test_costs_of_a_perceptron_are_those_of_its_layers(tmp_path: Path) -> None:
-    found, ended = observed(tmp_path, loop())
+@pytest.mark.parametrize("fresh", [False, True], ids=["fork of the zygote", "interpreter"])
+def test_costs_of_a_perceptron_are_those_of_its_layers(tmp_path: Path, fresh: bool) -> None:
+    found, ended = observed(tmp_path, loop(), fresh=fresh)
     first, last = found[0], found[-1]
     assert first.parameters == 20 * 64 + 64 + 64 * 2 + 2
     assert (first.samples, first.sample_nbytes, first.optimizer_slots) == (32, 80, 1)
@@ -220,7 +221,7 @@ def test_processes_that_the_script_starts_do_not_report(tmp_path: Path) -> None:
     ids=["a wrapper without torch", "exec"],
 )
 def test_script_behind_a_wrapper_is_observed(tmp_path: Path, start: str) -> None:
-    found, _ = observed(tmp_path, start.format(OTHER))
+    found, _ = observed(tmp_path, start.format(OTHER), fresh=True)
     assert found[-1].parameters == 20 * 2 + 2
 
 
@@ -253,7 +254,7 @@ def trained(x, y):
 @pytest.mark.parametrize("script", ["print('done')", "import json\nprint('done')"])
 def test_script_without_torch_starts_as_before(tmp_path: Path, script: str) -> None:
     checked = script + "\nimport sys\nassert 'torch' not in sys.modules"
-    found, ended = observed(tmp_path, checked)
+    found, ended = observed(tmp_path, checked, fresh=True)
     assert (found, ended.stdout, ended.stderr) == ([], "done\n", "")
 
 
@@ -266,12 +267,12 @@ def test_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.customized = __name__\n")
     script = "import sys, sitecustomize\nprint(sys.customized, sitecustomize.__file__)"
     for order in ([str(OBSERVER), str(tmp_path)], [str(tmp_path), str(OBSERVER)]):
-        ended = python(script, None, PYTHONPATH=os.pathsep.join(order))
+        ended = python(script, None, fresh=True, PYTHONPATH=os.pathsep.join(order))
         assert (ended.stdout, ended.stderr) == (f"sitecustomize {tmp_path / 'sitecustomize.py'}\n", "")
 
 
 def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
-    """``examples/scripts/train_torchrun.py`` with two ranks over gloo, as plain torchrun would start it."""
+    """``examples/scripts/train_torchrun.py`` with two ranks over gloo."""
     script = Path(__file__).resolve().parents[3] / "examples/scripts/train_torchrun.py"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -281,9 +282,7 @@ def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
             environ = variables(agent.path if rank == 0 else None, **{k: str(v) for k, v in names.items()})
             environ |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
-            ranks.append(
-                subprocess.Popen([sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True)
-            )
+            ranks.append(subprocess.Popen(alone(script), env=environ, stdout=subprocess.PIPE, text=True))
         outputs = [rank.communicate(timeout=WITHIN_S)[0] for rank in ranks]
         assert "world size 2, accuracy " in outputs[0]
         agent.wait_for(Observed, 2)
@@ -338,7 +337,7 @@ def test_observation_ends_if_the_first_optimizer_is_not_used_again(tmp_path: Pat
         HOOKS
         + """
 import sys, time
-observer = sys.modules["_dljob_observation.observer"]
+observer = sys.modules["dltrain.observation.observer"]
 observer.LIMIT_S = 0.2
 model = Watched(20, 2)
 """

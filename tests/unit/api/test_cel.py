@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, get_args
 
-import celpy
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from support.specs.small_specs import HINTS, spec_of
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
 # The first environment of celpy raises the recursion limit, and hypothesis would warn of that in an example.
-celpy.Environment()
+assert holds("true", {})
 
 
 def messages_of_cel(spec: Json) -> set[str]:

@@ -102,7 +102,7 @@ def test_project_trains_judges_and_predicts(project: Path) -> None:
     shorten(project, 3 if images else 40)
     baseline = json.loads(script(project, "baseline.py"))
     assert set(baseline["scores"]) == {"linear model", "trees"}
-    script(project, "train.py")
+    script(project, "train.py", fresh=True)
     data = project.parent / ("data.npz" if images else "data.csv")
     if images:
         from PIL import Image
