@@ -137,6 +137,29 @@ def test_in_order_the_first_job_takes_the_fastest_type() -> None:
     together({"n1": T4, "n2": A100}, body, on=False)
 
 
+def test_job_that_ends_while_others_are_planned_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
+    """Fixed bug: the assignment ended with a KeyError, and the waiting job was planned alone."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", second=1, **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        before, ended = operator.planning._planner, list[str]()
+
+        async def planner(question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+            if question.observed.job.name == "second" and not ended:
+                ended.append("first")
+                operator.planning._assigning.forget(first)
+            return await before(question, view, profiles)
+
+        operator.planning._planner = planner
+        cluster.submit("second", **SHORT)  # It is older, and therefore planned before the other.
+        await operator.watch(10.0)
+        assert ended and "KeyError" not in caplog.text
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_running_job_gives_a_device_to_one_that_waits() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **LONG)

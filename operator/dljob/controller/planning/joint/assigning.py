@@ -307,24 +307,24 @@ class Assigning:
 
         ``orders``: True: also order the running jobs to move to their parts.
         """
-        line = sorted(
-            (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
-        )
+        mine = {key: question for key, question in waiting.items() if _takes_part(question)}
+        line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
         staying = [key for key in self._running if self._queue.holds_devices(key) and not self._is_moving(key)]
         running = {key: self._running[key].question for key in staying}
+        whole = self._view_without({job.key for job in self._cache.jobs()})
+        asked, shape = {**questions, **running}, shape_of(whole)
+        known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
+        questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
+        running = {key: each for key, each in running.items() if key in self._running}  # Others ended meanwhile.
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
-        whole = self._view_without({job.key for job in self._cache.jobs()})
-        shape, known = shape_of(whole), dict[JobKey, Known]()
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
         for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
-            known[key] = await self._options.of(key, question, whole, shape, ask)
             options = self._left(key, known[key].options, running=key in running)
             if options:
                 keys.append(key)
-                weight = self._queue.policy.weight(key[0])
-                jobs.append(Candidate(self._priority(question), options, key[0], weight))
+                jobs.append(Candidate(self._priority(question), options, key[0], self._queue.policy.weight(key[0])))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
