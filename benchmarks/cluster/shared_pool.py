@@ -85,12 +85,13 @@ def _cut(job: Job, most_s: float) -> Job:
 
 def figures(pool: Pool, jobs: Sequence[Job]) -> list[Figure]:
     """Return what an assignment did with the stream."""
-    name, ended = pool.assignment, [each for each in pool.courses if each.phase == "Complete"]
-    took = np.array([(each.ended_s or 0.0) - each.created_s for each in ended] or [0.0])
+    name, ended, now_s = pool.assignment, [c for c in pool.courses if c.phase == "Complete"], time.monotonic()
+    took = np.array([(each.ended_s or now_s) - each.created_s for each in pool.courses])
     policy = POLICIES[SIMULATED[name]](NOISE)
     policy.joint.stream = tuple(jobs)
     ideal = {each.job.name: each.ended_s - each.job.arrival_s for each in simulate(jobs, policy, DEVICES).states}
-    of_ideal = float(took.mean() / np.mean([ideal[each.job.name] for each in ended] or [1.0]))
+    complete_s = [(each.ended_s or now_s) - each.created_s for each in ended]
+    of_ideal = float(sum(complete_s) / sum(ideal[each.job.name] for each in ended)) if ended else 0.0
     waits = [
         (each.foreseen, each.started_s - each.foreseen.made_s)
         for each in pool.courses
@@ -107,8 +108,8 @@ def figures(pool: Pool, jobs: Sequence[Job]) -> list[Figure]:
         Figure(f"{name}: failures of jobs", failed, high=0),
         Figure(f"{name}: errors in the operator's log", logged, high=0),
         Figure(f"{name}: longest time with a part of a job's pods", max(e.longest_partly_s for e in pool.courses), "s"),
-        Figure(f"{name}: average time of a job", float(took.mean()) / 60, "min"),
-        Figure(f"{name}: average time / the simulator's", of_ideal),
+        Figure(f"{name}: average time of a job until its end, or now", float(took.mean()) / 60, "min"),
+        Figure(f"{name}: average time of Complete jobs / the simulator's", of_ideal),
         Figure(f"{name}: p95 of the time of a job", float(np.percentile(took, 95)) / 60, "min"),
         Figure(f"{name}: moves per job", len(moves) / len(jobs)),
         Figure(f"{name}: stop to all pods of the new plan, median", float(np.median(moves or [0.0])), "s"),
