@@ -20,6 +20,8 @@ class Listener:
         self.messages: list[RankMessage] = []
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
+        self._ended = 0
+        """Number of connections whose messages have all been read."""
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self.path)
         self._server.listen()
@@ -50,6 +52,9 @@ class Listener:
                 with self._changed:
                     self.messages.append(rank_message_adapter.validate_json(line))
                     self._changed.notify_all()
+        with self._changed:
+            self._ended += 1
+            self._changed.notify_all()
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the messages of one kind so far."""
@@ -60,6 +65,12 @@ class Listener:
         with self._changed:
             arrived = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
         assert arrived, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; received {self.messages}"
+
+    def wait_for_ends(self, timeout_s: float = 30) -> None:
+        """Wait until all messages of all connections have been read, after the ranks have ended."""
+        with self._changed:
+            read = self._changed.wait_for(lambda: self._ended == len(self._connections), timeout_s)
+        assert read, f"{self._ended} of {len(self._connections)} connections have ended after {timeout_s} s"
 
     def stop(self, grace_s: float = 30, at_step: int | None = None) -> None:
         """Ask every rank to stop within ``grace_s`` seconds."""

@@ -72,4 +72,5 @@ def observed(
         assert ended.returncode == 0, ended.stdout + ended.stderr
         if "dljob: observed a step" in ended.stderr:
             agent.wait_for(Observed, 2)
+            agent.wait_for_ends()
         return [message.structure for message in agent.of(Observed)], ended
