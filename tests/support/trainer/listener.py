@@ -10,6 +10,8 @@ from typing import Any, Self, TypeVar
 from dltrain.protocol.rank_messages import RankMessage, Stop, rank_message_adapter
 
 T = TypeVar("T")
+LAST = b"last\n"
+"""Sent by the listener to itself: connections are accepted in order."""
 
 
 class Listener:
@@ -22,6 +24,8 @@ class Listener:
         self._connections: list[socket.socket] = []
         self._ended = 0
         """Number of connections whose messages have all been read."""
+        self._last = False
+        """True when the connection of ``wait_for_ends`` has been accepted, and so all before it."""
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self.path)
         self._server.listen()
@@ -49,6 +53,9 @@ class Listener:
     def _read(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
+                if line == LAST:
+                    self._last = True
+                    break
                 with self._changed:
                     self.messages.append(rank_message_adapter.validate_json(line))
                     self._changed.notify_all()
@@ -68,8 +75,11 @@ class Listener:
 
     def wait_for_ends(self, timeout_s: float = 30) -> None:
         """Wait until all messages of all connections have been read, after the ranks have ended."""
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(self.path)
+            last.sendall(LAST)
         with self._changed:
-            read = self._changed.wait_for(lambda: self._ended == len(self._connections), timeout_s)
+            read = self._changed.wait_for(lambda: self._last and self._ended == len(self._connections), timeout_s)
         assert read, f"{self._ended} of {len(self._connections)} connections have ended after {timeout_s} s"
 
     def stop(self, grace_s: float = 30, at_step: int | None = None) -> None:

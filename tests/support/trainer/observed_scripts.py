@@ -73,4 +73,5 @@ def observed(
         if "dljob: observed a step" in ended.stderr:
             agent.wait_for(Observed, 2)
             agent.wait_for_ends()
-        return [message.structure for message in agent.of(Observed)], ended
+        # Each message has a connection of its own, and so a thread that reads it.
+        return sorted((message.structure for message in agent.of(Observed)), key=lambda each: each.steps), ended

@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from dltrain.launch.rank_environment import OBSERVER
 from dltrain.protocol.rank_messages import Observed
 from support.trainer.listener import Listener
 from support.trainer.observed_scripts import MLP, WITHIN_S, loop, observed, python, variables
-from support.trainer.ranks import alone
 
 GIVEN_UP = "dljob: did not observe the structure of this script"
 
@@ -272,7 +272,7 @@ def test_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
 
 
 def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
-    """``examples/scripts/train_torchrun.py`` with two ranks over gloo."""
+    """``examples/scripts/train_torchrun.py`` with two ranks over gloo, as plain torchrun would start it."""
     script = Path(__file__).resolve().parents[3] / "examples/scripts/train_torchrun.py"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -282,11 +282,14 @@ def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
             environ = variables(agent.path if rank == 0 else None, **{k: str(v) for k, v in names.items()})
             environ |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
-            ranks.append(subprocess.Popen(alone(script), env=environ, stdout=subprocess.PIPE, text=True))
+            ranks.append(
+                subprocess.Popen([sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True)
+            )
         outputs = [rank.communicate(timeout=WITHIN_S)[0] for rank in ranks]
         assert "world size 2, accuracy " in outputs[0]
         agent.wait_for(Observed, 2)
-        last = agent.of(Observed)[-1].structure
+        agent.wait_for_ends()
+        last = max((message.structure for message in agent.of(Observed)), key=lambda each: each.steps)
     assert (last.parameters, last.samples, last.world_size) == (20 * 64 + 64 + 64 * 2 + 2, 64, 2)
     assert last.flops == pytest.approx(3 * 2 * 64 * (20 * 64 + 64 * 2)) and last.steps == 20 * 16
     assert last.step_s is not None and last.step_s > 0
