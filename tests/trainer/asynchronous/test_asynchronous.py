@@ -52,7 +52,7 @@ def test_clocks_enforce_the_bound_without_deadlock(workers: int, total: int, bou
 def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, bound: str, tmp_path: Path) -> None:
     board = tmp_path / "board"
     board.write_bytes(np.zeros((2, ranks - 1), dtype=np.int64).tobytes())
-    ended = run_ranks(ranks, BODIES / "training/asynchronous.py", str(ranks), bound, board, timeout_s=60)
+    ended = run_ranks(ranks, BODIES / "training/asynchronous.py", str(ranks), bound, board)
     apart = bound if bound != "none" else "11"
     assert f"{ranks - 1} workers, at most {apart} steps apart" in ended.output, ended.output
 
