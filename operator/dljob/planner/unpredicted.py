@@ -11,6 +11,9 @@ from dljob.cluster.catalogue import gpu_or_assumed, vendor
 from dljob.cluster.domains import domains
 from dljob.perf.resources.memory import AGENT_NBYTES, STORE_CLIENT_NBYTES, shm_nbytes
 from dljob.planner.candidates.batch_split import even
+from dljob.planner.candidates.cost.loading import UNMEASURED, most_cpus
+from dljob.planner.candidates.fixed import room_for
+from dljob.planner.candidates.node_layout import Layout, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.infeasible import no_such_device, too_few
@@ -133,12 +136,18 @@ def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
     """Return how many ranks each of ``nodes`` nodes of a pool can run; 0 if free GPUs, quota or batch allow none."""
     if not pool.is_gpu:
         return 1
-    most = min(pool.free[nodes - 1], request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
+    fitting = [
+        r for r in ranks_per_node_choices(pool) if room_for(pool, FixedChoice(pool.device, nodes, r), request) >= nodes
+    ]
+    most = min(max(fitting, default=0), request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
     return min(most, request.global_batch // nodes) if request.global_batch else most
 
 
 def _cores(pool: Pool, choice: FixedChoice, request: Request) -> float:
-    return 1.0 if pool.is_gpu else cores_of_rank(pool.cpu, choice.ranks_per_node, request)
+    cores = cores_of_rank(pool.cpu, choice.ranks_per_node, request, is_gpu=pool.is_gpu)
+    if not pool.is_gpu:
+        return cores
+    return max(cores, min(UNMEASURED, most_cpus(Layout(choice.ranks_per_node, cores), pool, request)))
 
 
 def _power(pool: Pool, choice: FixedChoice) -> float:
@@ -153,7 +162,7 @@ def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] 
     for i, choice in enumerate(request.fixed):
         pool = next((pool for pool in nodes.pools if wanted(pool.device, [choice.device])), None)
         before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
-        room = sum(not pool.is_gpu or free >= choice.ranks_per_node for free in pool.free) - before if pool else 0
+        room = room_for(pool, choice, request) - before if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
                 "DeviceBusy" if nodes.busy else "TooFewNodes",

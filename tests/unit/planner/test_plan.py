@@ -250,7 +250,7 @@ class TestDecisions:
             activation_nbytes_per_sample=10**5, sample_nbytes=10**6, dataset_samples=10**5,
         )  # fmt: skip
         cluster = view({"device": T4, "devices": 1, "cpu": 16, "memory": "512Gi"})
-        found = decided(script, cluster).chosen.prediction
+        found = decided(replace(script, cpu_per_pod=1.0), cluster).chosen.prediction
         assert found.data_s == pytest.approx(64 * (1e6 / 5e8 + 2 * 1e6 / 1e10 + 1e6 / 16e9), rel=0.01)
         assert (
             found.bottleneck.startswith("data ")

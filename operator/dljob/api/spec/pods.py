@@ -312,8 +312,9 @@ class Resources(ApiModel):
         Quantity | None,
         Field(
             description="CPU request, such as 2 or 500m. Default: what the plan uses. On CPU nodes, the planner "
-            "chooses the ranks per node and the cores per rank. A pod requests at least one CPU, or half of the CPUs "
-            "of a node with fewer than two CPUs. The job waits until the requested CPUs are free."
+            "chooses the ranks per node and the cores per rank, and on GPU nodes the CPUs that load data for each GPU. "
+            "A pod requests at least one CPU, or half of the CPUs of a node with fewer than two CPUs. The job waits "
+            "until the requested CPUs are free."
         ),
     ] = None
     cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: no limit.")] = None

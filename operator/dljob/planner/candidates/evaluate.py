@@ -58,7 +58,7 @@ def describe(parts: Sequence[Part]) -> str:
 
 def _on_node(option: Option) -> str:
     """Return the text about the ranks and cores of a node, such as ' (4 ranks each, 15 cores per rank)'; or ''."""
-    ranks, cores = option.ranks_per_node, 1 if option.pool.is_gpu else int(option.cores)
+    ranks, cores = option.ranks_per_node, int(option.cores)
     if ranks > 1:
         return f" ({ranks} ranks each{f', {cores} cores per rank' if cores > 1 else ''})"
     return f" ({cores} cores each)" if cores > 1 else ""
@@ -234,7 +234,7 @@ def evaluate(
                 p.option.ranks_per_node,
                 tuple(s),
                 p.option.ranks_per_node * _cpus(p.option, max(s), timing, link),
-                1.0 if p.option.pool.is_gpu else p.option.cores,
+                p.option.cores,
             )
             for name, p, s in zip(names, parts, shares, strict=True)
         ),
@@ -276,7 +276,8 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     """Return the number of CPUs that a pod should request for one of its ranks.
 
-    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs. If this is at
+    A GPU rank gets ``option.cores`` CPUs: at least one, so that kernel launches never wait, and more if they shorten
+    steps (``loader_cpus``). A CPU rank gets ``option.cores`` CPUs. If this is at
     most one CPU, it is multiplied by the fraction of the step in which the rank uses it, or by ``LEAST_BUSY`` if the
     fraction is lower than that. More CPUs are not multiplied, because the rank starts a thread for each whole CPU.
 
@@ -286,7 +287,7 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     local batch size in samples; 0 for a parameter server. ``timing``: the predicted step.
     """
     if option.pool.is_gpu or option.cores > 1:
-        return 1.0 if option.pool.is_gpu else option.cores
+        return option.cores
     own_s = option.curve.seconds(share) * exp(P90 * option.compute_spread) if share else 0.0
     copying = min(1.0, link.bandwidth_Bps / option.device.peer_bandwidth_Bps)
     whole_s = max(own_s, timing.compute_s + timing.data_s) + timing.communication_s

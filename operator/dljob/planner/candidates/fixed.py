@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dljob.calibrate.learned import Learned
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.node_layout import with_ranks
+from dljob.planner.candidates.node_layout import nodes_with_room, with_ranks
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool, wanted
 from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
@@ -35,7 +35,7 @@ def fixed_parts(
         field = f"spec.planning.groups[{i}]"
         pool = next((p for p in nodes.pools if wanted(p.device, [choice.device])), None)
         before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
-        room = _room(pool, choice) - before if pool else 0
+        room = room_for(pool, choice, request) - before if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
                 "TooFewNodes" if nodes.busy == 0 else "DeviceBusy",
@@ -74,8 +74,11 @@ def _fastest(found: Sequence[Option], share: int) -> Option:
     return min(tied, key=lambda option: option.cores)
 
 
-def _room(pool: Pool, choice: FixedChoice) -> int:
-    return sum(free >= choice.ranks_per_node for free in pool.free) if pool.is_gpu else pool.nodes
+def room_for(pool: Pool, choice: FixedChoice, request: Request) -> int:
+    """Return on how many nodes of the pool a pod of a group that the user fixes fits; CPU nodes all count."""
+    if not pool.is_gpu:
+        return pool.nodes
+    return len(nodes_with_room(pool, with_ranks(pool, request, choice.ranks_per_node)[0], request))
 
 
 def _batch(request: Request) -> Infeasible | None:

@@ -73,7 +73,7 @@ def largest_layouts(pool: Pool, request: Request) -> list[Layout]:
 
 def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
     """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
-    found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request))}
+    found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request, is_gpu=pool.is_gpu))}
     if not pool.is_gpu and not request.cpu_per_pod:
         totals = [cpus for cpus in _totals(pool, request) if cpus >= 2 * ranks]
         found |= {Layout(ranks, _threads(cpus // ranks, request)) for cpus in totals}
@@ -99,11 +99,13 @@ def _totals(pool: Pool, request: Request) -> set[int]:
 def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
     """Return the free main memory in bytes of each node of the pool with enough free GPUs or CPUs for this layout.
 
-    All nodes of a pool have enough CPUs if the spec sets the CPU request of pods, or if the layout has one rank with at
-    most one CPU. With groups that the user fixes, several ranks with at most one CPU each also count as fitting.
+    All nodes of a pool have enough CPUs if the spec sets the CPU request of pods, or if the layout has one rank on CPUs
+    with at most one CPU. With groups that the user fixes, several such ranks also count as fitting.
     """
     if pool.is_gpu:
-        return [m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if free >= layout.ranks]
+        least = 0.0 if request.cpu_per_pod else layout.cpus
+        nodes = zip(pool.memory_nbytes, pool.free, pool.room_cpu, strict=True)
+        return [m for m, free, room in nodes if free >= layout.ranks and room >= least]
     if request.cpu_per_pod or (layout.cores <= 1 and (layout.ranks == 1 or bool(request.fixed))):
         return list(pool.memory_nbytes)
     return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -17,6 +17,7 @@ from dljob.perf.step.backends import Backend
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.cost.loading import loader_cpus
 from dljob.planner.candidates.cost.measured import posterior
 from dljob.planner.candidates.cost.rank_speed import rank_speed
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room, shared_layouts
@@ -211,19 +212,26 @@ def _with_nodes(
             memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
         )
         cache_nbytes = (request.memory_per_pod_nbytes or 0) - beside_ranks - ranks_per_node * PROCESS_NBYTES
-        fetching = input_data.fetching(
+        fetching = partial(
+            input_data.fetching,
             workload,
             device,
-            found.cores,
-            stored_of(request),
-            cache_nbytes,
-            ranks_per_node,
+            stored=stored_of(request),
+            cache_nbytes=cache_nbytes,
+            ranks_per_node=ranks_per_node,
             by_program=request.model is None,
             measured_s=known.fetch_s if known else None,
             disk_Bps=disk_Bps,
-            threads=layout.cores,
         )
         room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
+        largest_batch = memory.largest_batch(held, room, pool.is_gpu, device.growth_factors)
+        cores, input_of = layout.cores, fetching(cores=found.cores, threads=layout.cores)
+        if pool.is_gpu:
+            cores = loader_cpus(
+                layout, pool, request, largest_batch, fetching, found.computing,
+                measured=known is not None and known.fetch_s is not None,
+            )  # fmt: skip
+            input_of = fetching(cores=cores)
         result.append(
             Option(
                 pool=pool,
@@ -232,17 +240,17 @@ def _with_nodes(
                 min_nodes=fewest,
                 machine_nodes=layout.machine_nodes,
                 device=device,
-                curve=fetching.over(found.computing),
+                curve=input_of.over(found.computing),
                 computing=found.computing,
-                fetching=fetching,
-                largest_batch=memory.largest_batch(held, room, pool.is_gpu, device.growth_factors),
+                fetching=input_of,
+                largest_batch=largest_batch,
                 memory_nbytes=room,
                 compute_spread=found.spread,
                 learned=known,
                 hardware=hardware,
                 slowdown=found.slowdown,
                 shared_slowdown=found.shared_slowdown,
-                cores=layout.cores,
+                cores=cores,
                 strategy=strategy,
                 min_ranks=min_ranks,
                 update_s=found.update_s,

@@ -41,7 +41,10 @@ class Pool:
     unequal: bool
     """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
     room_cpu: tuple[float, ...] = ()
-    """CPUs of each node that a plan may use (``room_cpu``), in the order of ``free``."""
+    """CPUs of each node that a plan may use, in the order of ``free``: ``room_cpu`` of CPU nodes, all free ones of GPU
+    nodes."""
+    cpu_per_gpu: float = 1.0
+    """CPUs of a GPU node, free or not, for each of its GPUs; the smallest number over the nodes."""
     crossing: Crossing | None = None
     """Network between racks or zones, if these nodes may be in several of them; otherwise None."""
     machines: tuple[Machine, ...] = ()
@@ -246,7 +249,8 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 cpu=min(node.cpu for node in nodes),
                 bandwidth_Bps=min(bandwidths, default=None),
                 unequal=not is_gpu and max(used) > UNEQUAL * min(used),
-                room_cpu=tuple(room_cpu(node.cpu, node.free_cpu) for node in nodes),
+                room_cpu=tuple(node.free_cpu if is_gpu else room_cpu(node.cpu, node.free_cpu) for node in nodes),
+                cpu_per_gpu=min(node.cpu / max(1, node.devices) for node in nodes),
                 crossing=request.domain.crossing,
                 machines=() if is_gpu else machines(nodes, cores),
             )

@@ -199,7 +199,7 @@ def layout(accepted: StoredPlan) -> object:
     whole CPUs of each rank.
     """
     plan = accepted.plan
-    places = [replace(group, cpu_m=1 if group.is_gpu else max(1, group.cores)) for group in accepted.groups]
+    places = [replace(group, cpu_m=max(1, group.cores)) for group in accepted.groups]
     return (
         places,
         plan.parallelism,

@@ -181,8 +181,8 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     shares = tuple(batch for batch in batches for _ in range(candidate.split_over))
     group = Group(
         group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, each,
-        shares, each * (1.0 if option.pool.is_gpu else option.cores),
-        1.0 if option.pool.is_gpu else option.cores,
+        shares, each * option.cores,
+        option.cores,
     )  # fmt: skip
     return Choice(
         candidate.describe(),
