@@ -1,7 +1,8 @@
 """Run a control plane of Kubernetes without nodes, as local processes: etcd, API server, controllers, scheduler, KWOK.
 
 KWOK (``hack/kwok``) simulates nodes and the pods on them: it keeps nodes Ready and reports that pods run. The programs
-of Kubernetes are those of ``hack/cluster``. Nothing of it needs root, except the packages of Debian (etcd, openssl).
+of Kubernetes are those of ``hack/cluster``. Nothing of it needs root, except the packages of Debian: openssl, and
+etcd if Kubernetes came without one.
 """
 
 import hashlib
@@ -22,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devcluster.embedded.control_plane.pki import Authority
-from devcluster.embedded.packages import RUNTIME, install
-from devcluster.kubernetes.provide import Kubernetes, provide
+from devcluster.embedded.packages import RUNTIME, STORE, install
+from devcluster.kubernetes.provide import Kubernetes, provide, store
 from devcluster.locks import locked
 from devcluster.paths import REPOSITORY, cache_root
 from devcluster.progress import Progress
@@ -114,9 +115,8 @@ def _go(*words: str) -> str:
 @contextmanager
 def control_plane(progress: Progress) -> Iterator[ControlPlane]:
     """Start a control plane, yield it when it is ready, and end it. Its state is in a temporary folder."""
-    wanted = {name: package for name, package in RUNTIME.items() if name in ("etcd", "openssl")}
-    install(wanted, progress)
     binaries, _ = provide(Kubernetes(), progress)
+    install({"openssl": RUNTIME["openssl"], **({} if store(binaries) else STORE)}, progress)
     simulator = kwok(progress)
     folder = Path(tempfile.mkdtemp(prefix="dljob-scale-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ended benchmark leaves no processes
@@ -160,16 +160,17 @@ def _certify(folder: Path, kubeconfig: Path) -> str:
 def _commands(folder: Path, binaries: Path, simulator: Path, server: str) -> dict[str, Sequence[str]]:
     pki, etcd = folder / "pki", f"http://127.0.0.1:{_free_port()}"
     peer = f"http://127.0.0.1:{_free_port()}"
-    # With the etcd of Debian (3.4), an API server that offers WatchList refuses watches from version 0, as KWOK opens
+    # With the etcd of Debian 12, an API server that offers WatchList refuses watches from version 0, as KWOK opens
     # them. KWOK then lists again with back-off, and notices pods up to a minute late.
-    gates = "--feature-gates=WatchList=false"
+    gates = () if store(binaries) else ("--feature-gates=WatchList=false",)
     # The controllers' own limits of 20 and 50 requests per second would be what is measured.
     unlimited = ("--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false", "--bind-address=127.0.0.1")
     return {
         "etcd": (
-            find("etcd") or "etcd", f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={etcd}",
-            f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}", "--unsafe-no-fsync", "--quota-backend-bytes=8589934592",
+            str(store(binaries) or find("etcd") or "etcd"), f"--data-dir={folder / 'etcd'}",
+            f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}", "--unsafe-no-fsync",
+            "--quota-backend-bytes=8589934592",
         ),
         "apiserver": (
             str(binaries / "kube-apiserver"), f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
@@ -179,7 +180,7 @@ def _commands(folder: Path, binaries: Path, simulator: Path, server: str) -> dic
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-signing-key-file={pki / 'sa.key'}", f"--service-account-key-file={pki / 'sa.pub'}",
             "--service-cluster-ip-range=10.96.0.0/12", "--endpoint-reconciler-type=none", "--profiling=false",
-            gates,
+            *gates,
         ),
         "controllers": (
             str(binaries / "kube-controller-manager"), f"--kubeconfig={folder / 'controllers.kubeconfig'}",

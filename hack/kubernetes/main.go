@@ -1,5 +1,6 @@
-// One program that holds the five programs of Kubernetes and its client. It acts by the name that it is called by,
-// so that they are compiled, linked and stored once; the cache of hack/cluster links the six names to it.
+// One program that holds the five programs of Kubernetes, its client, and the release of etcd with which Kubernetes is
+// tested. It acts by the name that it is called by, so that they are compiled, linked and stored once; the cache of
+// hack/cluster links the seven names to it.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	_ "time/tzdata" // time zones of CronJobs
 
 	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API clients
@@ -47,9 +49,13 @@ func command(constructor any) *cobra.Command {
 
 func main() {
 	name := filepath.Base(os.Args[0])
+	if name == "etcd" {
+		etcdmain.Main(os.Args) // returns after a signal
+		return
+	}
 	constructor, found := programs[name]
 	if !found {
-		fmt.Fprintf(os.Stderr, "%s: expected to be called as one of:", name)
+		fmt.Fprintf(os.Stderr, "%s: expected to be called as one of: etcd", name)
 		for known := range programs {
 			fmt.Fprintf(os.Stderr, " %s", known)
 		}

@@ -19,6 +19,7 @@ from devcluster.kubernetes.release import (
     CLIENT,
     MODULE,
     PROGRAMS,
+    STORE,
     Release,
     architecture,
     check_folder,
@@ -88,6 +89,7 @@ def test_release_archive_is_downloaded_once(
     folder, release = provide.provide(Kubernetes(release=RELEASE), Progress())
     assert release == RELEASE
     assert sorted(one.name for one in folder.iterdir()) == sorted((*PROGRAMS, CLIENT))
+    assert provide.store(folder) is None, "an archive has no etcd, so that the package of Debian is used"
     assert "official release archive, SHA-512 checked" in capsys.readouterr().err
     assert remnants(cache) == [folder.name]
     server.files.clear()
@@ -247,4 +249,4 @@ def test_program_acts_by_its_name(tmp_path: Path) -> None:
     """The program in the cache acts by its name. Under another name, it lists the names that it supports."""
     assert sys.platform == "linux"
     source = (MODULE / "main.go").read_text()
-    assert all(f'"{name}"' in source for name in (*PROGRAMS, CLIENT))
+    assert all(f'"{name}"' in source for name in (*PROGRAMS, CLIENT, STORE))

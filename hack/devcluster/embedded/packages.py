@@ -15,7 +15,6 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 # Required program (on PATH, or an absolute path) → package that contains it.
 RUNTIME: Mapping[str, str] = {
-    "etcd": "etcd-server",
     "containerd": "containerd",
     "ctr": "containerd",
     "runc": "runc",
@@ -28,6 +27,8 @@ RUNTIME: Mapping[str, str] = {
     "nsenter": "util-linux",
     "mount": "mount",
 }
+STORE: Mapping[str, str] = {"etcd": "etcd-server"}
+"""For Kubernetes programs that came without etcd."""
 IMAGE_BUILD: Mapping[str, str] = {
     "buildah": "buildah",
     "skopeo": "skopeo",

@@ -20,7 +20,7 @@ from devcluster.embedded.services.api import Api, ApiError
 from devcluster.embedded.state import Record, State, this_boot
 from devcluster.errors import ClusterError
 from devcluster.images.oci_layout import Layout
-from devcluster.kubernetes.provide import Kubernetes, client, provide
+from devcluster.kubernetes.provide import Kubernetes, client, provide, store
 from devcluster.kubernetes.release import Release, parse_release
 from devcluster.locks import locked
 from devcluster.model import ClusterSpec, NodeSpec
@@ -66,6 +66,8 @@ class Embedded:
                 return
             packages.install(packages.RUNTIME, self._progress)
             binaries, release = provide(kubernetes_of(spec), self._progress)
+            if store(binaries) is None:
+                packages.install(packages.STORE, self._progress)
             seed.prepare(self._progress)
             if record or self._remains():
                 with self._progress.step("removing the remains of an earlier cluster"):

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from devcluster.errors import ClusterError
-from devcluster.kubernetes.release import CLIENT, MODULE, PROGRAMS, Release, default_release
+from devcluster.kubernetes.release import CLIENT, MODULE, PROGRAMS, STORE, Release, default_release
 from devcluster.paths import cache_root
 from devcluster.progress import Progress
 from devcluster.shell import find, run
@@ -62,7 +62,7 @@ def build(release: Release, work: Path, progress: Progress) -> Path:
             *(module, "build", "-trimpath", "-mod=readonly", "-tags", _TAGS, _COMPILER_FLAGS),
             *("-ldflags", linker_flags(release), "-o", str(folder / "kubernetes"), "."),
         )
-    for name in (*PROGRAMS, CLIENT):
+    for name in (*PROGRAMS, CLIENT, STORE):
         (folder / name).symlink_to("kubernetes")
     return folder
 

@@ -14,6 +14,7 @@ from devcluster.kubernetes import archive, build
 from devcluster.kubernetes.release import (
     CLIENT,
     PROGRAMS,
+    STORE,
     Release,
     architecture,
     check_folder,
@@ -68,6 +69,12 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
 def client(folder: Path) -> Path | None:
     """Return the path of kubectl in `folder`, or None if the folder (such as one that a user chose) has none."""
     found = folder / CLIENT
+    return found if found.exists() else None
+
+
+def store(folder: Path) -> Path | None:
+    """Return the path of etcd in `folder`, or None if it has none: release archives of Kubernetes have none."""
+    found = folder / STORE
     return found if found.exists() else None
 
 

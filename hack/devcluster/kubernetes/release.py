@@ -15,6 +15,7 @@ OLDEST_SUPPORTED = "1.30.0"
 """The oldest release on which `hack/test full` runs the API tests."""
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 CLIENT = "kubectl"
+STORE = "etcd"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ELF_MACHINES = {62: "amd64", 183: "arm64"}
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from devcluster.embedded.control_plane.pki import Authority
 from devcluster.embedded.state import Ports, Ranges, Record, State
 from devcluster.errors import ClusterError
+from devcluster.kubernetes.provide import store
+from devcluster.kubernetes.release import STORE
 
 # The order in which components are stopped: the API server needs etcd for some seconds while it shuts down.
 SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services", "dnsmasq"), ("apiserver",), ("etcd",))
@@ -102,7 +104,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
     return {
         "relay": python_module("control_plane.relay", "127.0.0.1", str(ports.api), ranges.control_plane, str(API_PORT)),
         "etcd": [
-            "etcd",
+            str(store(binaries) or STORE),
             f"--data-dir={state.folder / 'etcd'}",
             f"--listen-client-urls={etcd}",
             f"--advertise-client-urls={etcd}",
