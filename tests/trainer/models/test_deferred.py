@@ -30,9 +30,9 @@ def assert_equal_values(make: Callable[[], nn.Module]) -> None:
     model = deferred(make)
     values = initial_values(model)
     assert values is not None and all(parameter.is_meta for parameter in model.parameters())
-    expected = dict(whole.named_parameters())
-    for name, parameter in reversed(list(model.named_parameters())):
-        found = torch.full(parameter.shape, torch.nan)
+    expected = dict(whole.named_parameters()) | dict(whole.named_buffers())
+    for name, tensor in reversed([*model.named_parameters(), *model.named_buffers()]):
+        found = torch.full(tensor.shape, torch.nan).to(tensor.dtype)
         values.fill(name, found)
         assert torch.equal(found, expected[name]), name
     assert torch.equal(torch.rand(1), after), "the random generator is as after the creation in main memory"
@@ -60,18 +60,41 @@ def test_values_follow_the_dtype_of_the_model() -> None:
         assert torch.equal(found, dict(whole.named_parameters())[name])
 
 
-def test_models_that_cannot_be_deferred_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"found buffers running_mean, .*; expected only parameters"):
-        deferred(lambda: nn.BatchNorm1d(3))
+class OwnValues(nn.Module):
+    """A module with parameters that are computed in all ways that scripts use, and buffers outside the state."""
 
-    def tied_values() -> nn.Module:
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 5, 4) * 0.02)
+        self.zeros, self.ones = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(()))
+        self.rows = nn.Parameter(torch.arange(12.0).view(3, 4)[1:].t())
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4).double()
+        self.truncated, self.square = nn.Parameter(torch.empty(6, 4)), nn.Parameter(torch.empty(4, 4))
+        nn.init.trunc_normal_(self.truncated, std=0.5, a=-0.5, b=0.5)
+        nn.init.trunc_normal_(self.position, std=0.02)
+        nn.init.orthogonal_(self.square)
+        self.drawn = nn.Parameter(torch.empty(3, 3).uniform_(generator=torch.Generator().manual_seed(5)))
         with torch.no_grad():
-            model[1].weight.copy_(model[0].weight)  # type: ignore[union-attr, operator, arg-type]
-        return model
+            self.first.weight.copy_(self.square * 2 + self.truncated[:4])
+            self.truncated[2:4] += self.first.weight[:2]
+        self.register_buffer("mask", torch.tril(torch.ones(3, 3, dtype=torch.bool)), persistent=False)
 
-    with pytest.raises(ValueError, match="found an argument of shape"):
-        deferred(tied_values)
+
+def test_values_may_depend_on_other_tensors() -> None:
+    assert_equal_values(OwnValues)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.BatchNorm1d(3), r"found buffers running_mean, .*; expected only parameters"),
+        (lambda: nn.ParameterList([torch.tensor([1.0, 2.0])]), "found no initial values of 0"),
+        (lambda: nn.ParameterList([torch.empty(3)]), "found no initial values of 0"),
+    ],
+)
+def test_models_that_cannot_be_deferred_are_rejected(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        deferred(make)
 
 
 def test_a_model_in_main_memory_has_no_deferred_values() -> None:

@@ -1,12 +1,14 @@
 """Create a model without memory for its parameters, and compute the initial values of one parameter at a time.
 
-The model is created on torch's meta device. The operations that would fill its parameters are recorded, each with the
-state of torch's random generator before it. So the values of a parameter can be computed later, in any order, and they
-are bit-identical to those of a model that is created in main memory.
+The model is created on torch's meta device. The operations that would compute its tensors are recorded, those that draw
+random numbers with the state of the generator before them. So the values of a parameter can be computed later, in any
+order, and they are bit-identical to those of a model that is created in main memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from math import prod
 from mmap import mmap
 from typing import Any
@@ -14,97 +16,201 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 _INITIAL = "_dltrain_initial_values"
 """Attribute of a deferred model with its ``InitialValues``."""
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_SKIPS_META = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
+"""Functions of ``torch.nn.init`` that do nothing on the meta device, because they read the values of tensors."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """A tensor of the meta device as a part of its storage. ``storage``: the number of the storage."""
+
+    storage: int
+    nbytes: int
+    """Size of the storage."""
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, memory: dict[int, Tensor]) -> Tensor:
+        """Return this tensor in main memory. ``memory``: the bytes of storages by number; missing ones are added."""
+        if self.storage not in memory:
+            memory[self.storage] = temporary((self.nbytes,), torch.uint8)
+        return memory[self.storage].view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+    @property
+    def covers_storage(self) -> bool:
+        """Return True if the tensor is contiguous and has all of its storage."""
+        contiguous = torch.empty(self.size, device=_META).stride() == self.stride
+        return contiguous and not self.offset and prod(self.size) * self.dtype.itemsize == self.nbytes
+
+
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """An operation that changes a tensor, or a view of it, in place.
+    """An operation on tensors of the meta device.
 
-    ``size``, ``stride`` and ``offset`` describe the view. ``generator``: the state of the random generator before the
-    operation, or None if it draws no random numbers.
+    ``args``, ``named``: its arguments, with views in place of meta tensors. ``results``: the new tensors that it
+    returns, by their place in the result. ``reads``, ``writes``: numbers of storages. ``generator``: the random
+    generator that it uses and the state of it before the operation, or None if it draws no random numbers.
     """
 
-    run: Callable[..., object]
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    rest: tuple[Any, ...]
-    named: Mapping[str, Any]
-    generator: Tensor | None
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    results: tuple[_View | None, ...]
+    reads: frozenset[int]
+    writes: frozenset[int]
+    generator: tuple[torch.Generator, Tensor] | None
 
-    def apply(self, whole: Tensor) -> None:
-        """Run the operation on ``whole``, a contiguous tensor in main memory."""
+    def apply(self, memory: dict[int, Tensor]) -> None:
+        """Run the operation in main memory. ``memory``: the bytes of storages by number."""
         if self.generator is not None:
-            torch.default_generator.set_state(self.generator)
-        self.run(whole.as_strided(self.size, self.stride, self.offset), *self.rest, **self.named)
+            self.generator[0].set_state(self.generator[1])
+        args, named = tree_map(lambda each: each.of(memory) if isinstance(each, _View) else each, (self.args, self.named))
+        found = self.run(*args, **named)
+        for place, result in zip(self.results, tree_leaves(found), strict=False):
+            if place is not None:
+                place.of(memory).copy_(result)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the operations that change tensors of the meta device.
+    """Record the operations that compute tensors of the meta device.
 
-    Random operations also run on a temporary tensor, so that the random generator advances as usual.
+    Random operations also run on temporary tensors, so that the random generator advances as usual.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found: dict[int, tuple[torch.UntypedStorage, list[_Operation]]] = {}
+        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        """By address: the storage and its number. The storage stays alive, so that its address is not used again."""
+        self.operations: list[_Operation] = []
+        self.writers: dict[int, list[int]] = {}
+        """The number of each storage → the indices of the operations that write to it."""
+
+    def view(self, tensor: Tensor) -> _View:
+        storage = tensor.untyped_storage()
+        _, number = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))
+        place = int(tensor.storage_offset())
+        return _View(number, storage.nbytes(), tensor.dtype, tensor.shape, tensor.stride(), place)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
-        target = args[0] if args else None
-        if func._schema.is_mutable and isinstance(target, Tensor) and target.is_meta:
-            self._record(func, target, args[1:], named)
-            return target
-        return func(*args, **named)
-
-    def _record(self, func: Any, target: Tensor, rest: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if unknown := [each for each in (*rest, *named.values()) if isinstance(each, Tensor) and each.is_meta]:
-            raise ValueError(
-                f"{func}: found an argument of shape {tuple(unknown[0].shape)} without values; expected initial values "
-                "that do not depend on other tensors of the model"
-            )
+        named, schema = kwargs or {}, func._schema
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        operation = _Operation(
-            func, target.shape, target.stride(), int(target.storage_offset()), rest, named,
-            torch.default_generator.get_state() if draws else None,
-        )  # fmt: skip
-        storage = target.untyped_storage()
-        self._found.setdefault(storage._cdata, (storage, []))[1].append(operation)
-        if draws:
-            span = 1 + sum((n - 1) * step for n, step in zip(target.shape, target.stride(), strict=True))
-            drawn = temporary((span if target.numel() else 0,), target.dtype)
-            func(drawn.as_strided(target.shape, target.stride()), *rest, **named)
+        generator = named.get("generator") or torch.default_generator
+        state = generator.get_state() if draws else None
+        # Operations on the meta device reject generators of other devices.
+        found = func(*args, **{name: None if name == "generator" else each for name, each in named.items()})
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | named
+        written = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+        changed = [given[name] for name in written if name in given]
+        self.record(func, args, named, found, changed, (generator, state) if state is not None else None)
+        return found
 
-    def of(self, tensor: Tensor) -> list[_Operation]:
-        """Return the operations that filled ``tensor``, in their order."""
-        return self._found.get(tensor.untyped_storage()._cdata, (None, []))[1]
+    def record(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        found: Any,
+        changed: Any,
+        generator: tuple[torch.Generator, Tensor] | None,
+    ) -> None:
+        """Record that ``func`` has returned ``found`` for these arguments and has changed the tensors ``changed``.
+
+        ``generator``: the random generator that it uses, and the state before. Do nothing if no tensor of the meta
+        device got values.
+        """
+        given = [self.view(each) for each in tree_leaves((args, named)) if _is_meta(each)]
+        reads = {view.storage for view in given}
+        results = tuple(self.view(each) if _is_meta(each) else None for each in tree_leaves(found))
+        results = tuple(view if view is not None and view.storage not in reads else None for view in results)
+        writes = {self.view(each).storage for each in tree_leaves(changed) if _is_meta(each)}
+        writes |= {view.storage for view in results if view is not None}
+        if generator is not None and writes:
+            generator[0].set_state(generator[1])
+            self._draw(func, args, named)
+        if not writes or "empty" in getattr(func, "__name__", ""):
+            return
+        for storage in writes:
+            self.writers.setdefault(storage, []).append(len(self.operations))
+        described = tree_map(self._described, (args, named))
+        self.operations.append(
+            _Operation(func, *described, results, frozenset(reads), frozenset(writes), generator)
+        )
+
+    def _draw(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Draw the random numbers of an operation, which are not needed, in main memory."""
+        memory: dict[int, Tensor] = {}
+        given = tree_map(self._described, (args, named))
+        args, named = tree_map(lambda each: each.of(memory) if isinstance(each, _View) else each, given)
+        func(*args, **named)
+
+    def _described(self, argument: Any) -> Any:
+        if _is_meta(argument):
+            return self.view(argument)
+        return _CPU if argument == _META and isinstance(argument, torch.device) else argument
+
+    def needed(self, storage: int) -> list[_Operation]:
+        """Return the operations that compute the content of a storage, in their order."""
+        chosen: set[int] = set()
+        todo = [(storage, len(self.operations))]
+        while todo:
+            number, before = todo.pop()
+            for index in self.writers.get(number, []):
+                if index < before and index not in chosen:
+                    chosen.add(index)
+                    todo += [(read, index) for read in self.operations[index].reads]
+        return [self.operations[index] for index in sorted(chosen)]
+
+
+def _is_meta(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.is_meta
 
 
 class InitialValues:
-    """The initial values of the parameters of a deferred model, which are computed when they are needed."""
+    """The initial values of the tensors of a deferred model, which are computed when they are needed."""
 
     def __init__(self, model: nn.Module, recorder: _Recorder) -> None:
-        self._operations = {name: recorder.of(parameter) for name, parameter in model.named_parameters()}
-        self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        """Raise ValueError if a parameter or a buffer of ``model`` has no initial values."""
+        self._recorder = recorder
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._tensors = {name: recorder.view(each) if each.is_meta else each.detach() for name, each in tensors.items()}
+        for name, view in self._tensors.items():
+            if isinstance(view, _View) and view.storage not in recorder.writers and prod(view.size):
+                raise ValueError(
+                    f"model: found no initial values of {name}; expected values from operations of torch, such as "
+                    "torch.zeros, torch.randn or a function of torch.nn.init. Replace torch.tensor, whose values are "
+                    "lost on the meta device"
+                )
 
     def fill(self, name: str, whole: Tensor) -> None:
         """Write the initial values of the parameter ``name`` to ``whole``, a contiguous tensor in main memory.
 
-        ``whole`` may have another dtype than the model was created in. The random generator is as before afterwards.
+        ``name`` may also be a buffer. ``whole`` may have another dtype than the model was created in. The random
+        generator is as before afterwards.
         """
-        before, drawn = torch.default_generator.get_state(), whole
-        if whole.dtype != self._dtypes[name]:
-            drawn = temporary(whole.shape, self._dtypes[name])
+        view = self._tensors[name]
+        if isinstance(view, Tensor):
+            whole.copy_(view)
+            return
+        before, memory = torch.default_generator.get_state(), dict[int, Tensor]()
+        in_place = whole.dtype == view.dtype and view.covers_storage
+        if in_place:
+            memory[view.storage] = whole.reshape(-1).view(torch.uint8)
         with torch.no_grad():
-            for operation in self._operations[name]:
-                operation.apply(drawn)
-            if drawn is not whole:
-                whole.copy_(drawn)
+            for operation in self._recorder.needed(view.storage):
+                operation.apply(memory)
+            if not in_place:
+                whole.copy_(view.of(memory))
         torch.default_generator.set_state(before)
 
     def __deepcopy__(self, memo: object) -> "InitialValues":
@@ -124,19 +230,53 @@ def temporary(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
+@contextmanager
+def _recorded_functions(recorder: _Recorder) -> Iterator[None]:
+    """Record the functions of ``torch.nn.init`` that do nothing on the meta device as operations of their own."""
+    originals = {name: getattr(nn.init, name) for name in _SKIPS_META}
+
+    def recorded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def in_memory(*args: Any, **named: Any) -> Tensor:
+            with torch.device(_CPU), torch.no_grad():
+                return function(*args, **named)
+
+        @wraps(function)
+        def wrapper(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
+            found = function(tensor, *args, **named)
+            if tensor.is_meta:
+                generator = named.get("generator") or torch.default_generator
+                drawn = (generator, generator.get_state())
+                recorder.record(in_memory, (tensor, *args), named, found, [tensor], drawn)
+            return found
+
+        return wrapper
+
+    for name, function in originals.items():
+        setattr(nn.init, name, recorded(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(nn.init, name, function)
+
+
 def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     """Return the model that ``make`` creates, with parameters that have no memory (torch's meta device).
 
-    The random generator advances as if the model were created in main memory. ``make`` must fill parameters by
-    operations in place, such as ``normal_``. It must not use ``trunc_normal_``, ``orthogonal_``, ``sparse_`` or
-    ``dirac_`` of ``torch.nn.init``, which may do nothing on the meta device. Raise ValueError for a model with buffers,
-    or if an initial value depends on another tensor of the model.
+    The random generator advances as if the model were created in main memory. ``make`` must compute its tensors by
+    operations of torch that do not read values. Raise ValueError for a model with buffers that are part of its
+    ``state_dict()``, or if a tensor has no initial values. torch raises its own error if ``make`` reads values.
     """
     recorder = _Recorder()
-    with torch.device("meta"), recorder:
+    with torch.device(_META), recorder, _recorded_functions(recorder):
         model = make()
-    if buffers := [name for name, _ in model.named_buffers()]:
-        raise ValueError(f"model: found buffers {', '.join(buffers)}; expected only parameters")
+    state = model.state_dict()
+    if buffers := [name for name, _ in model.named_buffers() if name in state]:
+        raise ValueError(
+            f"model: found buffers {', '.join(buffers)}; expected only parameters, because ranks that split a model "
+            "divide only these. Register buffers with persistent=False if checkpoints need not have them, and use "
+            "GroupNorm or LayerNorm instead of BatchNorm"
+        )
     setattr(model, _INITIAL, InitialValues(model, recorder))
     return model
 
