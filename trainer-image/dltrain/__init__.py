@@ -56,7 +56,8 @@ def init(
     directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from; None: save no checkpoints.
     ``precision``: FP32, BF16 or FP16, for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if
     the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass. ``strategy``: Data,
-    Optimizer (sharded optimizer) or Sharded (sharded parameters, gradients and optimizer, by PyTorch's fully_shard).
+    Optimizer (sharded optimizer), Sharded (sharded parameters, gradients and optimizer, by PyTorch's fully_shard),
+    Pipeline (each rank has some of the layers) or Tensor (each rank has a part of pairs of linear layers).
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from dlcontract import Plan
@@ -67,7 +66,7 @@ def train(trainer: Trainer) -> None:
         for group in optimizer.param_groups:
             base = peak * trainer.learning_rate_factor
             group["lr"] = rate(base, trainer.step, trainer.total_steps)
-        _differentiate(trainer, model, scaler, x, y)
+        trainer.run(model, x, y, mean_loss, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
         if trainer.end_of_epoch or trainer.complete:
@@ -98,20 +97,6 @@ def loss_and_accuracy(
     with trainer.autocast():
         logits = model(x)
         return mean_loss(logits, y), (logits.detach().argmax(-1) == y).float().mean()
-
-
-def _differentiate(trainer: Trainer, model: nn.Module, scaler: GradScaler, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Run the forward and the backward pass of one batch. Log the loss on each rank that computes it.
-
-    In a pipeline, only the ranks of the last stage compute the loss. Otherwise, every rank does.
-    """
-    if isinstance(trainer.parallel, Pipeline):
-        if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
-            trainer.log(loss=mean)
-        return
-    loss = _loss(trainer, model, (x, y))
-    trainer.log(loss=loss)
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:

@@ -86,6 +86,19 @@ class Team:
         """Return True if ranks shard the model. The parallelism strategy then moves the parameters to the devices."""
         return self.plan.shards_model and self.size > 1
 
+    @property
+    def splits_model(self) -> bool:
+        """Return True if ranks split the model, so that no rank has all of it."""
+        return self.plan.splits_model and self.size > 1
+
+    @property
+    def random_rank(self) -> int:
+        """Return the number with which this rank seeds the random numbers of a step.
+
+        Tensor-parallel ranks of a replica compute the same whole layers, so they need the same numbers (dropout).
+        """
+        return self.rank // self.plan.split_over if self.plan.parallelism == "Tensor" else self.rank
+
     def places(self, model: nn.Module) -> bool:
         """Return True if the parallelism strategy moves ``model`` to the devices, because ranks get parts of it.
 
@@ -266,8 +279,9 @@ class Team:
         if self.plan.parallelism == "Optimizer" and self.size > 1:
             made = optimizer_parallel(self.plan, self.process_group, self.model, self._optimizer, tail)
         elif self.plan.parallelism == "Pipeline" and self.size > 1:
-            assert self._sample is not None, "only the built-in trainer gets such a plan"
-            made = Pipeline(self.plan, self.process_group, self.model, self._optimizer, self._sample, tail)
+            assert self._sample is not None, "t.wrap checks it"
+            group, sample, device = self.process_group, self._sample[:1], self._device
+            made = Pipeline(self.plan, group, self.model, self._optimizer, sample, tail, device)
         elif self.plan.parallelism == "Tensor" and self.size > 1:
             group, device = self.process_group, self._device
             made = TensorParallel(self.plan, group, self.model, self._optimizer, tail, device)

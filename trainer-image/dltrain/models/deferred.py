@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from functools import wraps
 from math import prod
 from mmap import mmap
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from dltrain.protocol.errors import MisuseError
+
+Model = TypeVar("Model", bound=nn.Module)
 
 _INITIAL = "_dltrain_initial_values"
 """Attribute of a deferred model with its ``InitialValues``."""
@@ -180,13 +184,13 @@ class InitialValues:
     """The initial values of the tensors of a deferred model, which are computed when they are needed."""
 
     def __init__(self, model: nn.Module, recorder: _Recorder) -> None:
-        """Raise ValueError if a parameter or a buffer of ``model`` has no initial values."""
+        """Raise MisuseError if a parameter or a buffer of ``model`` has no initial values."""
         self._recorder = recorder
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._tensors = {name: recorder.view(each) if each.is_meta else each.detach() for name, each in tensors.items()}
         for name, view in self._tensors.items():
             if isinstance(view, _View) and view.storage not in recorder.writers and prod(view.size):
-                raise ValueError(
+                raise MisuseError(
                     f"model: found no initial values of {name}; expected values from operations of torch, such as "
                     "torch.zeros, torch.randn or a function of torch.nn.init. Replace torch.tensor, whose values are "
                     "lost on the meta device"
@@ -260,19 +264,28 @@ def _recorded_functions(recorder: _Recorder) -> Iterator[None]:
             setattr(nn.init, name, function)
 
 
-def deferred(make: Callable[[], nn.Module]) -> nn.Module:
+def deferred(make: Callable[[], Model]) -> Model:
     """Return the model that ``make`` creates, with parameters that have no memory (torch's meta device).
 
     The random generator advances as if the model were created in main memory. ``make`` must compute its tensors by
-    operations of torch that do not read values. Raise ValueError for a model with buffers that are part of its
-    ``state_dict()``, or if a tensor has no initial values. torch raises its own error if ``make`` reads values.
+    operations of torch that do not read values. Raise MisuseError if it reads them, for a model with buffers that are
+    part of its ``state_dict()``, or if a tensor has no initial values.
     """
     recorder = _Recorder()
-    with torch.device(_META), recorder, _recorded_functions(recorder):
-        model = make()
+    try:
+        with torch.device(_META), recorder, _recorded_functions(recorder):
+            model = make()
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise MisuseError(
+            f"model: found {type(error).__name__}: {str(error).splitlines()[0]}; expected a function that creates the "
+            "model without reading values of tensors or moving them to a device, because ranks that split the model "
+            "create it on the meta device, without memory"
+        ) from error
     state = model.state_dict()
     if buffers := [name for name, _ in model.named_buffers() if name in state]:
-        raise ValueError(
+        raise MisuseError(
             f"model: found buffers {', '.join(buffers)}; expected only parameters, because ranks that split a model "
             "divide only these. Register buffers with persistent=False if checkpoints need not have them, and use "
             "GroupNorm or LayerNorm instead of BatchNorm"

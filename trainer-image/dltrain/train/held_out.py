@@ -25,7 +25,8 @@ class HeldOut(Ranks):
     def held_out(self, loader: Loader) -> Iterator[Any]:
         """Yield this rank's part of the held-out data once, in batches of its local batch size.
 
-        Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
+        Each sample is on exactly one rank or, if ranks split the model, on the ranks of one replica, which call
+        ``predict`` together. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop. With parallelism.strategy Sharded, all ranks get equally many batches, because each forward
         pass needs all ranks. ``dltrain.evaluate`` analyses the predictions of all ranks.
         """
@@ -48,7 +49,10 @@ def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, plan: Pla
     check_loader("t.held_out", loader)
     check_held_out(loader)
     micro_batches = MicroBatches(plan)
-    if plan.shards_model:
+    if plan.splits_model:  # ranks of a replica get the same batches
+        shares, rank = shares[:: plan.split_over], rank // plan.split_over
+        parts = once(loader.samples, shares, rank, -(-shares[rank] // plan.micro_batches))
+    elif plan.shards_model:
         parts = _together(loader.samples, [micro_batches.largest(shares, each) for each in range(len(shares))], rank)
     else:
         parts = once(loader.samples, shares, rank, micro_batches.largest(shares, rank))

@@ -40,8 +40,10 @@ from dltrain.train.steps.mixed_precision import check_units
 from dltrain.train.trainer import Trainer
 
 PRECISIONS: dict[str, Precision] = {precision: precision for precision in get_args(Precision)}
-STRATEGIES = {"Data": AUTO, "Optimizer": "Ring", "Sharded": "Torch"}
+STRATEGIES = {"Data": AUTO, "Optimizer": "Ring", "Sharded": "Torch", "Pipeline": "Ring", "Tensor": "Ring"}
 """Parallelism strategies of local runs, and the collective of each."""
+_MICRO_BATCHES_PER_STAGE = 4
+"""Number of micro-batches for each pipeline stage of a local run. Stages then wait for a fifth of a step at most."""
 REPORT_VARIABLE = "DLTRAIN_REPORT"
 """Name of the environment variable with the folder for the run report of a local run."""
 ECHO_S = 3.0
@@ -88,7 +90,8 @@ def local_plan(
     ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory, or an s3:// URI; None: no
     checkpoints. ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET.
     ``optimizer``: by default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16.
-    ``activation_checkpointing``: True to let blocks keep only their inputs. ``strategy``: Data, Optimizer or Sharded.
+    ``activation_checkpointing``: True to let blocks keep only their inputs. ``strategy``: Data, Optimizer, Sharded,
+    Pipeline or Tensor. With the last two, all ranks split one model.
     Raise BadInputError for an invalid ``batch``, ``collective``, ``precision`` or ``strategy``.
     """
     if not isinstance(batch, int) or batch < world_size:
@@ -106,7 +109,8 @@ def local_plan(
         raise BadInputError("strategy", repr(strategy), ", ".join(STRATEGIES), "choose one of these strategies")
     if strategy != "Data" and collective == AUTO:
         collective = STRATEGIES[strategy]
-    shares = apportion(batch, [1] * world_size)
+    splits = strategy in ("Pipeline", "Tensor")
+    shares = (batch,) * world_size if splits else apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
     host = socket.gethostname()
@@ -123,7 +127,8 @@ def local_plan(
         collective="Ring" if collective == AUTO else collective,
         measure_collective=collective == AUTO and world_size > 1,
         parallelism=strategy,
-        min_ranks=world_size if strategy == "Sharded" else 1,
+        micro_batches=min(batch, _MICRO_BATCHES_PER_STAGE * world_size) if strategy == "Pipeline" else 1,
+        min_ranks=world_size if splits or strategy == "Sharded" else 1,
         **({"bucket_nbytes": DDP_BUCKET_NBYTES} if collective == "DDP" else {}),
         model=model or ModelRef(command=tuple(sys.argv)),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),

@@ -36,8 +36,8 @@ from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, sharded_data, usage_checks
-from dltrain.train.as_planned import AsPlanned
 from dltrain.train.held_out import HeldOut
+from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
 from dltrain.train.steps.batches import StepBatches, skip_partial_updates
@@ -50,7 +50,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(HeldOut, AsPlanned):
+class Trainer(HeldOut, ModelCalls):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -104,11 +104,11 @@ class Trainer(HeldOut, AsPlanned):
 
         All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
         over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
-        rank's batch (default: as in the plan). ``sample``: an input with batch size 1, from which a pipeline counts the
-        cost of each layer. Raise MisuseError for invalid arguments or on a second call, and BadInputError if the
+        rank's batch (default: as in the plan). ``sample``: inputs, at least one, from which a pipeline counts the cost
+        of each layer. Raise MisuseError for invalid arguments or on a second call, and BadInputError if the
         checkpoint belongs to another job.
         """
-        usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
+        usage_checks.check_wrapped(model, optimizer, sample, self._team)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
         model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
         self.model: nn.Module = model if self._team.places(model) else model.to(self.device)
@@ -281,7 +281,7 @@ class Trainer(HeldOut, AsPlanned):
                 step.watch.begin()
                 batch = batches.take(0)
                 step.watch.fetched()
-                randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
+                randomness.seed(randomness.of_step(self.plan.seed, self.step, self._team.random_rank), self.device)
                 manager, stop = self.checkpoint_manager, self.reporter.stop.is_set()
                 requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies)
                 step.begin(part, self.step, self.total_steps, requests, accumulates=batches.accumulates)
@@ -317,7 +317,7 @@ class Trainer(HeldOut, AsPlanned):
         global batch size. The result has a gradient: compute the loss of the global batch from it on every rank. All
         ranks must call this method equally often.
         """
-        return gathered(rows, self._participants())
+        return gathered(rows, self._participants("t.gather"))
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the global batch. ``value``: the mean over this rank's samples, of any shape.
@@ -326,7 +326,7 @@ class Trainer(HeldOut, AsPlanned):
         the weight of a rank is its number of samples, or its argument of ``weigh``. Between steps, all ranks have equal
         weights. All ranks must call this method equally often.
         """
-        return averaged(value, self._participants())
+        return averaged(value, self._participants("t.mean"))
 
     @property
     def complete(self) -> bool:
@@ -350,8 +350,8 @@ class Trainer(HeldOut, AsPlanned):
     def _part(self, sampler: Sampler, number: int) -> Part:
         return self.parallel.part(sampler, number, self.shares, self.rank)
 
-    def _participants(self) -> Participants:
-        return participants(self._team, self._step, self.step)
+    def _participants(self, call: str = "") -> Participants:
+        return participants(self._team, self._step, self.step, call)
 
     def _after_update(self) -> None:
         """Count the current step after ``optimizer.step()``, unless the step was abandoned."""

@@ -12,6 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 
 from dlcontract import DATASET_VARIABLE, Plan
+from dltrain.elastic.team import Team
+from dltrain.models.deferred import initial_values
 from dltrain.protocol.errors import BadInputError, MisuseError
 
 NO_UPDATE = (
@@ -21,8 +23,8 @@ NO_UPDATE = (
 )
 
 
-def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
-    """Raise MisuseError if the arguments of ``t.wrap`` are invalid, or if this is its second call (``again``)."""
+def check_wrapped(model: Any, optimizer: Any, sample: Any, team: Team) -> None:
+    """Raise MisuseError if the arguments of ``t.wrap`` are invalid, or if this is its second call."""
     for name, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
@@ -47,12 +49,45 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
             "t.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients, which ranks can reduce. "
             "Use SGD if an embedding has sparse=True, otherwise Adam"
         )
-    if again:
+    if team.splits_model:
+        _check_split(model, sample, team.plan)
+    if team.taken:
         raise MisuseError(
             "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer. "
             "A script with several optimizers, such as a GAN, runs with spec.trainer.framework Torchrun: wrap each "
             "module in DistributedDataParallel in place of t.wrap"
         )
+
+
+def _check_split(model: nn.Module, sample: Any, plan: Plan) -> None:
+    """Raise MisuseError if ranks cannot split ``model``, or without a ``sample`` for a pipeline."""
+    by = f"with parallelism.strategy {plan.parallelism}"
+    if initial_values(model) is None:
+        raise MisuseError(
+            f"t.wrap: model: found a model with parameters in memory {by}; expected the result of t.create, because no "
+            "rank may need memory for the whole model. Replace model = Net() by model = t.create(lambda: Net())"
+        )
+    if plan.parallelism == "Pipeline" and not (isinstance(sample, Tensor) and sample.dim() and len(sample)):
+        found = f"shape {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
+        raise MisuseError(
+            f"t.wrap: sample: found {found} {by}; expected a tensor of inputs with at least one row, from which a "
+            "pipeline counts the cost of each layer. Pass t.wrap(model, opt, sample=x[:1])"
+        )
+
+
+def check_divides_samples(call: str, plan: Plan) -> None:
+    """Raise MisuseError if ranks split the model, so that ``call`` cannot work."""
+    if plan.splits_model and len(plan.ranks) > 1:
+        raise MisuseError(
+            f"{call}: found a call with parallelism.strategy {plan.parallelism}; expected none, because ranks do not "
+            "divide the samples of a batch. Use a loss that is a mean over samples, or another strategy"
+        )
+
+
+def check_function(what: str, given: Any) -> None:
+    """Raise MisuseError unless ``given``, the argument ``what``, is a function."""
+    if isinstance(given, nn.Module) and what == "t.create: make" or not callable(given):
+        raise MisuseError(f"{what}: found {type(given).__name__}; expected a function. Pass lambda: Net(…)")
 
 
 def number(loss: Any) -> Tensor:

@@ -323,11 +323,12 @@ class Plan(Record):
                 f"{batches} for the {self.split_over} ranks of each replica, because each of them processes all "
                 "samples of its replica"
             )
-        if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
+        framework, find_rate = self.model.framework, self.optimizer.find_rate
+        if framework != "DLTrain" or find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
-                f"parallelism: found {self.parallelism} with command {self.model.command}, find_rate "
-                f"{self.optimizer.find_rate}, rebalance {self.rebalance} and min_ranks {self.min_ranks}; expected no "
-                f"command (a built-in model), find_rate False, rebalance False and min_ranks {len(self.ranks)}"
+                f"parallelism: found {self.parallelism} with framework {framework}, find_rate {find_rate}, rebalance "
+                f"{self.rebalance} and min_ranks {self.min_ranks}; expected framework DLTrain, find_rate False, "
+                f"rebalance False and min_ranks {len(self.ranks)}"
             )
         if self.collective in SERVERS:
             raise ValueError(

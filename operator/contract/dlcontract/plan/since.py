@@ -20,6 +20,11 @@ _PARTS: tuple[tuple[str, str, Callable[[Plan], bool]], ...] = (
     ("0.3.0", "spec.collective LayeredServer", lambda plan: plan.collective == "LayeredServer"),
     ("0.3.0", "spec.collective DDP", lambda plan: plan.collective == "DDP"),
     ("0.3.0", "spec.parallelism.strategy Sharded", lambda plan: plan.shards_model),
+    (
+        "0.3.0",
+        "spec.parallelism.strategy Pipeline and Tensor with spec.trainer.command",
+        lambda plan: plan.splits_model and bool(plan.model.command),
+    ),
     ("0.3.0", "spec.parallelism.replicas", lambda plan: plan.replicas > 1),
     ("0.3.0", "spec.trainer.framework MPI", lambda plan: plan.model.framework == "MPI"),
     ("0.3.0", "a script without spec.globalBatchSize", lambda plan: not plan.batch_known),

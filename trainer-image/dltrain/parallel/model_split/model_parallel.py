@@ -26,6 +26,7 @@ from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
 from dltrain.models.deferred import InitialValues, initial_values, temporary
+from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.model_split.replicas import Replicas
@@ -76,18 +77,27 @@ class ModelParallel(DataParallel):
         ``held_by``: returns the parameters, or parts of them, that part i of the model has. ``tail``: number of values
         that ranks share at every step. ``bucket_nbytes``: maximum size of the parts in which gradients are summed over
         replicas. ``device``: this rank's torch device. Raise PeerLostError if a rank is lost, and ValueError for a
-        model with buffers or with two names for one parameter, or an optimizer with state.
+        model with buffers in its ``state_dict()``, or an optimizer with state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
-        if set(state) != set(named) or optimizer.state:
-            extra = sorted(set(state) - set(named))
+        names = {parameter: name for name, parameter in named.items()}
+        self._aliases = {
+            alias: names[parameter]
+            for alias, parameter in model.named_parameters(remove_duplicate=False)
+            if alias not in named
+        }
+        """Other names of a parameter, such as those of tied weights → the name in ``named_parameters()``."""
+        if extra := sorted(set(state) - set(named) - set(self._aliases)) or optimizer.state:
             raise ValueError(
-                f"model, optimizer: found buffers or shared parameters {extra} in the model, or an optimizer with "
-                "state; expected neither, because this parallelism strategy splits only parameters. Use another "
-                "strategy"
+                f"model, optimizer: found buffers {extra} in the model, or an optimizer with state; expected neither, "
+                "because this parallelism strategy splits only parameters. Use another strategy"
             )
         self.replicas, self._held_by = replicas, held_by
+        self._completed = False
+        """True if the gradients of this step are summed over all ranks that have them."""
+        self._sealed: int | None = None
+        """Version counter of the gradients' memory after the script's backward pass; None before that."""
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
         """Shapes of the whole model's tensors."""
         self._held = held_by(replicas.part)
@@ -101,6 +111,7 @@ class ModelParallel(DataParallel):
 
         If several ranks have the same part or the same whole parameter, the lowest of these ranks contributes it.
         """
+        self._trained = {name for name, parameter in named.items() if parameter.requires_grad}
         initial = initial_values(model)
         with torch.no_grad():
             for name, parameter in named.items():
@@ -114,8 +125,11 @@ class ModelParallel(DataParallel):
                 else:
                     _replace(parameter, torch.empty(0, dtype=parameter.dtype, device=device))
                     parameter.requires_grad_(False)
+            for name, buffer in list(model.named_buffers()) if initial is not None else ():
+                whole = _received(replicas.whole, initial, name, buffer, stays=device.type == "cpu")
+                module, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(module), leaf, whole.to(device))
         self._own = {name: named[name] for name in self._held}
-        names = {parameter: name for name, parameter in named.items()}
         self._groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         self._members = [name for group in self._groups for name in group]
         for group, members in zip(optimizer.param_groups, self._groups, strict=True):
@@ -137,6 +151,42 @@ class ModelParallel(DataParallel):
             return None
         return Copies(self.replicas.peers, self.replicas.numbers_of_peers, list(self._own.values()))
 
+    def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
+        super().begin(weight, shared, accumulates=accumulates)
+        self._completed, self._sealed = False, None
+
+    def seal(self) -> None:
+        """Remember the gradients, after the script's backward pass, so that later changes by the script are found."""
+        if not self._completed:
+            self._sealed = self.buffer.flat._version
+
+    def share(self, position: int, values: Sequence[Tensor | float]) -> bool:
+        intact = self._sealed == self.buffer.flat._version
+        shared = super().share(position, values)
+        if intact:
+            self._sealed = self.buffer.flat._version
+        return shared
+
+    def whole(self) -> None:
+        """Complete the gradients of this rank's parameters, and compute its part of the squared norm.
+
+        Raise PeerLostError if a rank is lost, and MisuseError if the script has changed gradients before.
+        """
+        if self._completed:
+            return
+        if self._sealed not in (None, self.buffer.flat._version):
+            raise gradient_checks.changed("each rank holds only a part of the gradients (model parallelism)")
+        if self.replicas.count == 1:
+            for index in range(len(self.buffer.parameters)):
+                self.buffer.adopt(index)
+        else:
+            super().whole()  # summed over the ranks with the same part of the model
+        self._completed, began = True, time.perf_counter()
+        self.complete_gradients()
+        self.exposed_s += time.perf_counter() - began
+        gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
+        self.square = square_of(gradients)
+
     def finish(self) -> list[float]:
         """Complete the gradients of this rank's parameters after the step's backward passes.
 
@@ -146,18 +196,22 @@ class ModelParallel(DataParallel):
         assert self._open, "begin comes before finish"
         if self.replicas.count == 1:
             self._open = False
-            for index in range(len(self.buffer.parameters)):
-                self.buffer.adopt(index)
-            shared = self.buffer.tail.tolist()
+            self.whole()
+            self._finished, shared = True, self.buffer.tail.tolist()
         else:
-            shared = super().finish()  # summed over the ranks with the same part of the model
+            shared = super().finish()
         began = time.perf_counter()
-        self.complete_gradients()
         shared = self.replicas.own.sum(shared)
         self.exposed_s += time.perf_counter() - began
-        gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
-        self.square = square_of(gradients)
         return shared
+
+    def _norm_of_all(self) -> float:
+        """Return the norm of the whole model's gradient, for clipping. All ranks of a replica must call this method.
+
+        Only replica 0 has squared norms of its own (see ``_reported``), so all ranks of the job take part.
+        """
+        (square,) = self.replicas.whole.sum([float(self.square)])
+        return float(square**0.5)
 
     def complete_gradients(self) -> None:
         """Add the contributions of other ranks to gradients of parameters that several ranks have.
@@ -193,7 +247,8 @@ class ModelParallel(DataParallel):
         Raise PeerLostError if a rank is lost.
         """
         whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
-        return {name: whole[name] for name in self.shapes if name in whole}
+        known = {name: self._aliases.get(name, name) for name in self.shapes}
+        return {name: whole[other] for name, other in known.items() if other in whole}
 
     def load_weight(self, name: str, whole: Tensor) -> bool:
         if name in self._own:

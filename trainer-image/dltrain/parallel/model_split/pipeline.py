@@ -24,7 +24,7 @@ from dltrain.models.layers import layers_of
 from dltrain.parallel.model_split.model_parallel import Held, ModelParallel
 from dltrain.parallel.model_split.pipeline_stages import costs, cut, sizes, turns
 from dltrain.parallel.model_split.replicas import Replicas
-from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.errors import BadInputError, MisuseError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """Function that returns the mean loss for (outputs, targets)."""
@@ -98,16 +98,23 @@ class Pipeline(ModelParallel):
     sums_in_backward = False  # a stage first sends the gradient of its input to the stage before
 
     def __init__(
-        self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
-    ):
+        self,
+        plan: Plan,
+        process_group: ProcessGroup,
+        model: nn.Module,
+        optimizer: Optimizer,
+        sample: Tensor,
+        tail: int,
+        device: torch.device,
+    ) -> None:
         """Split the model into stages by the cost of its layers. ``sample``: an input with batch size 1.
 
-        Raise BadInputError if there are more stages than layers with parameters. ``tail``: number of values that ranks
-        share at every step.
+        Raise BadInputError if there are more stages than layers with parameters, and MisuseError if the model does not
+        say what its layers are, or if they cannot be pipeline stages. ``tail``: number of values that ranks share at
+        every step.
         """
-        replicas = Replicas(plan, process_group)
+        known, replicas = costs(model, sample), Replicas(plan, process_group)
         try:
-            known = costs(model, sample)
             self.begins = cut(known, replicas.parts)
         except ValueError as error:
             expected = f"a model that can be split into this many stages ({error})"
@@ -121,13 +128,17 @@ class Pipeline(ModelParallel):
             part = layers[self.begins[stage] : ends[stage]]
             return {names[parameter]: None for layer in part for parameter in layer.parameters}
 
-        self._dtype, self._device = next(model.parameters()).dtype, sample.device
-        super().__init__(model, optimizer, replicas, held_by, tail, plan.bucket_nbytes, self._device)
+        self._device, self._shape = device, tuple(sample.shape[1:])
+        super().__init__(model, optimizer, replicas, held_by, tail, plan.bucket_nbytes, device)
         self.stage, self.stages, self.micro_batches = replicas.part, replicas.parts, plan.micro_batches
         self._layers = layers[self.begins[self.stage] : ends[self.stage]]
-        self._shape_in = known[self.begins[self.stage] - 1].output if self.stage else ()
+        before = known[self.begins[self.stage] - 1]
+        self._shape_in, self._dtype_in = before.output, before.dtype
+        self._ran = False
+        """True if ``run`` was called in the current step."""
         self._neighbours = Neighbours(duplicate(replicas.own.comm), plan.segment_nbytes, self._wait)
         self._tied = self._ties(held_by)
+        self._guard = model.register_forward_pre_hook(_refuse)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
         """Return (parameter, all-reduce for its gradient) for each parameter of this stage that other stages have, too.
@@ -137,22 +148,37 @@ class Pipeline(ModelParallel):
         """
         found = []
         held = [held_by(stage) for stage in range(self.stages)]
+        trained = self._trained
         for name in self.shapes:
             holders = [stage for stage in range(self.stages) if name in held[stage]]
-            if len(holders) > 1:
+            if len(holders) > 1 and name in trained:
                 comm = self.replicas.own.comm.Split(int(self.stage in holders), self.stage)
                 if self.stage in holders:
-                    room = torch.empty(self._own[name].numel(), dtype=self._dtype)
-                    found.append((self._own[name], MpiAllreduce(comm, [room])))
+                    own = self._own[name]
+                    found.append((own, MpiAllreduce(comm, [torch.empty(own.numel(), dtype=own.dtype)])))
         return found
 
-    def run(self, x: Tensor, y: Tensor, loss_of: LossOf) -> Tensor | None:
+    def run(
+        self, x: Tensor, y: Tensor, loss_of: LossOf, log: Callable[[Tensor], object] = lambda loss: None
+    ) -> Tensor | None:
         """Run the forward and backward passes of a batch in micro-batches, together with all other stages.
+
+        ``log``: called on the last stage with the batch's mean loss, before the last backward pass.
 
         Return the batch's mean loss on the last stage, and None on other stages. Only the first stage uses the content
         of the inputs ``x``, and only the last stage uses the content of the targets ``y``. Raise PeerLostError if
-        a rank is lost.
+        a rank is lost, and MisuseError for inputs of other shapes than the sample, or on a second call in a step.
         """
+        self._check_inputs("t.run", x)
+        if not isinstance(y, Tensor) or not y.dim() or len(y) != len(x):
+            found = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            raise MisuseError(f"t.run: targets: found {found}; expected a tensor with a row for each of {len(x)} samples")
+        if self._ran:
+            raise MisuseError(
+                "t.run: found a second call in a step with parallelism.strategy Pipeline; expected one, which divides the "
+                "batch into micro-batches. Pass the whole batch that t.steps returns"
+            )
+        self._ran = True
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
         ins: dict[int, Tensor] = {}
@@ -167,6 +193,8 @@ class Pipeline(ModelParallel):
                     continue
                 outs[i] = loss_of(outs[i], ys[i]) * (parts[i] / len(y))
                 total = outs[i].detach() + (total if total is not None else 0)
+                if i == len(parts) - 1:
+                    log(total)
                 continue
             out, begin = outs.pop(i), ins.pop(i)
             gradient = None
@@ -184,12 +212,26 @@ class Pipeline(ModelParallel):
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor | None:
         """Return the model's outputs on the last stage, and None on others. Raise PeerLostError if a rank is lost."""
+        self._check_inputs("t.predict", x)
         out = self._forward(self._input(x).detach())
         if self.stage == self.stages - 1:
             return out
         self._neighbours.send(out, self.stage + 1)
         self._neighbours.settle()
         return None
+
+    def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
+        super().begin(weight, shared, accumulates=accumulates)
+        self._ran = False
+
+    def _check_inputs(self, call: str, x: Any) -> None:
+        """Raise MisuseError unless ``x`` has the shape of the sample, because stages know activations by their shape."""
+        if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self._shape:
+            found = f"samples of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else type(x).__name__
+            raise MisuseError(
+                f"{call}: inputs: found {found} with parallelism.strategy Pipeline; expected a tensor with samples of "
+                f"shape {self._shape}, as the sample of t.wrap. Pad all samples to this shape"
+            )
 
     def _input(self, x: Tensor) -> Tensor:
         """Return the input of this stage for the samples ``x``.
@@ -198,7 +240,7 @@ class Pipeline(ModelParallel):
         """
         if not self.stage:
             return x
-        room = torch.empty((len(x), *self._shape_in), dtype=self._dtype)
+        room = torch.empty((len(x), *self._shape_in), dtype=self._dtype_in)
         self._neighbours.receive(room, self.stage - 1)
         return room.to(self._device).requires_grad_()
 
@@ -215,8 +257,20 @@ class Pipeline(ModelParallel):
             tie.allreduce(0)
             parameter.grad.copy_(tie.buffers[0].view(parameter.shape))
 
+    def close(self) -> None:
+        self._guard.remove()
+        super().close()
+
     def abandon(self) -> None:
         super().abandon()
         revoke(self._neighbours.comm)
         for _, tie in self._tied:
             tie.abandon()
+
+
+def _refuse(model: nn.Module, _: Any) -> None:
+    """Raise MisuseError: the script has called the model, of which this rank has a stage only."""
+    raise MisuseError(
+        f"model: found a call of {type(model).__name__} with parallelism.strategy Pipeline, in which no rank has all of "
+        "it; expected t.run(model, x, y, loss) in the loop over t.steps, and t.predict(model, x) in evaluations"
+    )

@@ -9,19 +9,22 @@ instead of all k.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from dltrain.batch.shares import apportion
-from dltrain.models.layers import layers_of
+from dltrain.models.layers import Layer, layers_of
+from dltrain.protocol.errors import MisuseError
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one layer: its operations, its number of parameters, and the shape of its output."""
+    """The cost of one layer: its operations, its number of trainable parameters, and its output."""
 
     operations: float
     """Floating-point operations per sample in the forward and backward pass, without element-wise operations.
@@ -31,6 +34,22 @@ class Cost:
     parameters: int
     output: tuple[int, ...]
     """Shape of the layer's output for one sample."""
+    dtype: torch.dtype = torch.float32
+    """Type of the elements of the layer's output."""
+
+
+class _ParametersUsed(TorchFunctionMode):
+    """Collect the parameters that functions of torch get as arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[Tensor] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.found.update(each for each in tree_leaves((args, kwargs)) if isinstance(each, nn.Parameter))
+        return func(*args, **(kwargs or {}))
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
@@ -38,19 +57,48 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
 
     ``sample``: an input with batch size 1. A backward pass has twice the operations of a forward pass: once for the
     gradients of the weights, and once for the gradients of the input. The first layer with parameters does not compute
-    the gradients of its input.
+    the gradients of its input. Raise MisuseError if a layer cannot be a part of a pipeline stage.
     """
-    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in model.parameters()}
+    shapes = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=each.requires_grad)
+        for each in model.parameters()
+    }
     twin = copy.deepcopy(model, shapes).to("meta")  # without a copy of the parameters' values
     x, found = sample.to("meta"), list[Cost]()
     with torch.device("meta"), torch.no_grad():  # the device applies to tensors that forward() creates
         for layer in layers_of(twin):
-            with FlopCounterMode(display=False) as counter:
-                x = layer.run(x)
-            parameters = sum(parameter.numel() for parameter in layer.parameters)
+            x, operations = _counted(layer, x)
+            parameters = sum(parameter.numel() for parameter in layer.parameters if parameter.requires_grad)
             passes = 3 if any(cost.parameters for cost in found) else 2
-            found.append(Cost(float(passes * counter.get_total_flops()), parameters, tuple(x.shape[1:])))
+            found.append(Cost(float(passes * operations), parameters, tuple(x.shape[1:]), x.dtype))
     return found
+
+
+def _counted(layer: Layer, x: Tensor) -> tuple[Tensor, int]:
+    """Return (output of ``layer`` for ``x``, operations). Raise MisuseError if it cannot be a part of a stage."""
+    what = f"layers: layer {layer.name}"
+    used = _ParametersUsed()
+    try:
+        with FlopCounterMode(display=False) as counter, used:
+            out = layer.run(x)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise MisuseError(
+            f"{what}: found {type(error).__name__}: {error}; expected a layer that takes the output of the previous one, "
+            f"of shape {tuple(x.shape)}, and that needs no values to compute shapes. Check the order of the layers"
+        ) from error
+    if not isinstance(out, Tensor) or not out.dim() or len(out) != len(x):
+        got = f"an output of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise MisuseError(
+            f"{what}: found {got} for one sample; expected one tensor whose first dimension is the number of samples, "
+            "which the next stage receives. Put layers that exchange several tensors into one module"
+        )
+    if missing := used.found.difference(layer.parameters):
+        sizes = ", ".join(str(tuple(each.shape)) for each in missing)
+        raise MisuseError(
+            f"{what}: found parameters of shapes {sizes} that the layer uses but does not name; expected all of them. "
+            "Add them, or their modules, to the layer's tuple in layers()"
+        )
+    return out, int(counter.get_total_flops())
 
 
 def cut(costs: Sequence[Cost], stages: int) -> list[int]:

@@ -123,9 +123,10 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
         columns = torch.arange(units.start * width, units.stop * width)
         rows = torch.cat([block * pair.units * width + columns for block in range(pair.blocks)])
-        held[f"{pair.first}.weight"] = Cut(0, rows)
-        if f"{pair.first}.bias" in held:
-            held[f"{pair.first}.bias"] = Cut(0, rows)
+        for first in pair.firsts:
+            held[f"{first}.weight"] = Cut(0, rows)
+            if f"{first}.bias" in held:
+                held[f"{first}.bias"] = Cut(0, rows)
         held[f"{pair.second}.weight"] = Cut(1, columns)
     return held
 
@@ -172,7 +173,8 @@ class TensorParallel(ModelParallel):
         super().__init__(model, optimizer, replicas, whole.__getitem__, tail, bucket_nbytes, device)
         self._summing = ActivationAllReduce(plan, replicas, self._wait)
         for pair in pairs:
-            _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)
+            firsts = [_linear(model, first) for first in pair.firsts]
+            _summed(firsts, _linear(model, pair.second), self._summing)
 
     def replicated(self, model: nn.Module) -> list[Tensor]:
         return [own for name, own in self._own.items() if self._held[name] is None]
@@ -192,9 +194,10 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return found
 
 
-def _summed(first: nn.Linear, second: nn.Linear, summing: ActivationAllReduce) -> None:
-    """Add the all-reduces of tensor parallelism before the layer ``first`` and after the layer ``second`` of a pair."""
-    first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
+def _summed(firsts: Sequence[nn.Linear], second: nn.Linear, summing: ActivationAllReduce) -> None:
+    """Add the all-reduces of tensor parallelism before the layers ``firsts`` and after the layer ``second`` of a pair."""
+    for first in firsts:
+        first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
 
 

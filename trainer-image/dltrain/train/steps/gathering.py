@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.elastic.team import Team
 from dltrain.protocol.errors import MisuseError
+from dltrain.train import usage_checks
 from dltrain.train.steps.step import Step
 
 
@@ -39,13 +40,17 @@ class Participants:
     """
 
 
-def participants(team: Team, step: Step, number: int) -> Participants:
+def participants(team: Team, step: Step, number: int, call: str = "") -> Participants:
     """Return the functions with which this rank communicates with the workers, and the weight of its loss.
 
     The workers are the ranks that compute gradients. ``step``: the training step in progress. ``number``: number of
-    completed steps. During a step, the weight of a rank is that of its loss in this step. Between steps, all ranks have
+    completed steps. ``call``: the script's call that needs them, such as "t.gather"; raise MisuseError if the ranks do
+    not divide the samples of a batch. During a step, the weight of a rank is that of its loss in this step. Between steps, all ranks have
     equal weights.
     """
+
+    if call:
+        usage_checks.check_divides_samples(call, team.plan)
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
         return team.together(number, lambda: operation(team.worker_group))

@@ -80,6 +80,8 @@ class Step:
         """True in all but the last micro-batch of a step. The optimizer then makes no update."""
         self.skipped_update = False
         """True if the script has called ``optimizer.step()`` in the current micro-batch, which is not the last one."""
+        self.logged_by_run = False
+        """True if ``t.run`` has logged the loss of the current micro-batch. Later calls of ``log`` are ignored."""
         self._micro_batches = self._weighed = 0
         """Numbers of micro-batches of the step so far, and of those in which the script called ``weigh``."""
         self._logged = self._logged_before = self._NOTHING
@@ -118,7 +120,7 @@ class Step:
         self._logged = self._logged_before = self._NOTHING
         self._carry()
         self._buffers_before = BufferCopies(team.model) if team.elastic.active else None
-        self.open, self.given_up = True, False
+        self.open, self.given_up, self.logged_by_run = True, False, False
         self.left_out = self._received = False
         self._scale = None
 
@@ -131,7 +133,7 @@ class Step:
         self._logged = self._NOTHING
         self._micro_batches += 1
         self.weight = self.weight_by_samples = part.weight
-        self.partial, self.skipped_update = not last, False
+        self.partial, self.skipped_update, self.logged_by_run = not last, False, False
         self._team.parallel.begin_micro_batch(part.weight, last=last)
 
     def log(self, loss: Tensor | float) -> None:
@@ -139,6 +141,8 @@ class Step:
 
         A loss that is logged after the gradients were reduced is exchanged in the next step.
         """
+        if self.open and self.logged_by_run:
+            return
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage_checks.number(loss) * self.weight if self.weight else 0.0
@@ -152,6 +156,7 @@ class Step:
 
         Raise MisuseError for a negative or infinite number, and if the backward pass has begun.
         """
+        usage_checks.check_divides_samples("t.weigh", self._team.plan)
         if not 0 <= tokens < inf:
             raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the loss, 0 or more")
         # A rank without samples computes a sample of another rank. This sample must not count twice.
