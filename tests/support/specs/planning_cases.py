@@ -142,7 +142,7 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "pairs of linear layers: choose mlp",
     ),
     "a part of a program": (
-        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "Tensor support built-in models only",
+        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",
     ),
     "pipeline by a ring": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective must be Auto",

@@ -23,7 +23,7 @@ JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
-JOBS |= {"mpi.yaml", "horovod.yaml", "script-from-git.yaml", "torchrun-elastic.yaml"}
+JOBS |= {"pipeline-script.yaml", "mpi.yaml", "horovod.yaml", "script-from-git.yaml", "torchrun-elastic.yaml"}
 JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml", "activation-checkpointing.yaml"}
 
 
@@ -117,7 +117,7 @@ def test_examples_have_unique_names() -> None:
     assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
-WITH_SCRIPTS = ("own-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml", "mpi.yaml", "horovod.yaml")
+WITH_SCRIPTS = ("own-script.yaml", "pipeline-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml", "mpi.yaml", "horovod.yaml")
 
 
 @pytest.mark.parametrize("name", WITH_SCRIPTS)

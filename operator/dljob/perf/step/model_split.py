@@ -18,12 +18,16 @@ from math import ceil
 
 from dljob.perf.resources.memory import PREFETCHED_BATCHES
 from dljob.perf.workload.layers import Layer
-from dljob.perf.workload.workload import REAL_NBYTES, Workload
+from dljob.perf.workload.workload import HINTED, REAL_NBYTES, Workload
 
 _BETWEEN = ("activation", "attention")
 """Kinds of layers that may stand between the two linear layers of a tensor-parallel pair.
 
 Tensor parallelism can split these layers, because they compute every unit independently."""
+HINTED_PAIRS, HINTED_UNITS = 0.5, 8
+"""Assumed fraction of a model in pairs of linear layers, and units (attention heads) of a pair, of a model that only
+``spec.model.hints`` describe. In the layer tables of BERT and GPT-2, pairs have 0.65 to 0.95 of the operations and of the
+parameters, and 12 to 25 heads."""
 MAX_STAGES = 64
 """Maximum number of pipeline stages that the API accepts."""
 
@@ -157,9 +161,12 @@ class Pairs:
 def _pairs_of(workload: Workload) -> Pairs | None:
     """Return the pairs of linear layers that tensor parallelism splits, or None if the model has no pairs.
 
-    The pairs are disjoint, and the trainer splits the same ones.
+    The pairs are disjoint, and the trainer splits the same ones. The layers of a model that only hints describe are not
+    known: return assumed pairs.
     """
     layers = workload.layers
+    if workload.name == HINTED:
+        return _assumed_pairs(workload)
     inside: list[Layer] = []
     between: list[Layer] = []
     sums: list[float] = []
@@ -185,6 +192,18 @@ def _pairs_of(workload: Workload) -> Pairs | None:
         outputs=sum(layer.output_elements for layer in between) / outputs,
         summed_elements=tuple(n for n in sums if n),
         units=min(units),
+    )
+
+
+def _assumed_pairs(workload: Workload) -> Pairs:
+    """Return assumed pairs of a model of equal layers. Pairs of adjacent layers have a part of its figures."""
+    count = max(1, int(HINTED_PAIRS * len(workload.layers) / 2))
+    return Pairs(
+        arithmetic=HINTED_PAIRS,
+        parameters=int(HINTED_PAIRS * workload.parameters),
+        outputs=HINTED_PAIRS / 2,  # the output of the second layer of a pair is whole
+        summed_elements=(workload.layers[0].output_elements,) * (2 * count),
+        units=HINTED_UNITS,
     )
 
 

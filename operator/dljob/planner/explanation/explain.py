@@ -6,6 +6,7 @@ from math import ceil
 from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import catalogue
 from dljob.perf.resources import memory
+from dljob.perf.step import model_split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import room
 from dljob.planner.candidates.evaluate import too_large
@@ -173,6 +174,8 @@ def warning(
     warnings = contradiction_warnings(request, chosen)
     if not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(_missed(request, chosen))
+    if chosen.splits_model and request.parameters is not None:
+        warnings.append(_assumed_layers(chosen))
     warnings += _doubts(request, nodes, learned)
     for pool in nodes.pools:
         if any(g.device == pool.device for g in chosen.groups):
@@ -194,6 +197,19 @@ def warning(
                 )
                 warnings.append(f"device {pool.device} {what} until a run has measured it")
     return "; ".join(warnings) or None
+
+
+def _assumed_layers(chosen: Choice) -> str:
+    """Return the warning that the plan of a split model rests on assumptions about its layers."""
+    assumed = (
+        f"{model_split.HINTED_PAIRS:.0%} of the model in pairs of linear layers with {model_split.HINTED_UNITS} units each"
+        if chosen.strategy == "Tensor"
+        else "that the stages have equal parts of the parameters, operations and activations"
+    )
+    return (
+        f"spec.model.hints has no layers: the plan assumes {assumed}. If memory is short, set resources.memory, or "
+        "model.hints.like for a model whose layers are known"
+    )
 
 
 def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str], Learned]) -> list[str]:

@@ -142,21 +142,6 @@ RULES = (
         "parallelism.strategy",
         _unless(
             _HAS_NO_MODEL,
-            f"!{_SPLITS} || has(self.model.name) && "
-            "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
-        ),
-        "parallelism.strategy Pipeline and Tensor support built-in models only: remove trainer.command, or choose "
-        "another strategy",
-        lambda s: (
-            not s.parallelism.strategy.splits_model
-            or not s.model.given
-            or (s.model.name is not None and not s.trainer.command)
-        ),
-    ),
-    Rule(
-        "parallelism.strategy",
-        _unless(
-            _HAS_NO_MODEL,
             "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
             f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
         ),
