@@ -83,6 +83,17 @@ BASE = json.loads(plan_of(training()).plan.to_json())
             },
             "spec.parallelism.replicas",
         ),
+        (
+            {
+                "parallelism": "Pipeline",
+                "ranks": [{**rank, "share": BASE["global_batch"]} for rank in BASE["ranks"]],
+                "rebalance": False,
+                "min_ranks": len(BASE["ranks"]),
+                "measure_collective": False,
+                "model": {"command": ["x"]},
+            },
+            "spec.parallelism.strategy Pipeline and Tensor with spec.trainer.command",
+        ),
         ({"batch_known": False}, "a script without spec.globalBatchSize"),
         ({"micro_batches": 2}, "gradient accumulation (spec.parallelism.gradientAccumulation)"),
         ({"checkpoint": {**BASE.get("checkpoint", {}), "interrupted_s": 3600.0}}, "interruptions of spot nodes"),

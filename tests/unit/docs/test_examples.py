@@ -117,7 +117,8 @@ def test_examples_have_unique_names() -> None:
     assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
-WITH_SCRIPTS = ("own-script.yaml", "pipeline-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml", "mpi.yaml", "horovod.yaml")
+WITH_SCRIPTS = ("own-script.yaml", "pipeline-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml")
+WITH_SCRIPTS += ("mpi.yaml", "horovod.yaml")
 
 
 @pytest.mark.parametrize("name", WITH_SCRIPTS)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from dljob.perf.resources import energy, memory
 from dljob.perf.step import compute
 from dljob.perf.step import model_split as split
 from dljob.perf.workload import structure
-from dljob.perf.workload.workload import builtin
+from dljob.perf.workload.workload import builtin, hinted
 from dljob.planner import FixedChoice, Request
 from support.planner_questions import A100, decided, rejected, view
 
@@ -97,6 +98,29 @@ def test_units_limit_tensor_parallel_ranks() -> None:
     mlp = split.cut_up(builtin("mlp", None)).pairs
     assert mlp is not None and (mlp.units, mlp.summed_elements) == (256, (128.0,)), "the input needs no all-reduce"
     assert split.cut_up(builtin("resnet18", None)).pairs is None
+
+
+SCRIPT = replace(GPT, model=None, dataset=None, parameters=10**7, flops_per_sample=6e7, activation_nbytes_per_sample=10**6)
+
+
+@pytest.mark.parametrize(("strategy", "words"), [("Pipeline", "equal parts of the parameters"), ("Tensor", "50% of the")])
+def test_a_script_with_hints_alone_is_planned_with_assumed_layers(strategy: Any, words: str) -> None:
+    """Stages are equal, and the plan says what it assumes. A model like a known one has the layers of that one."""
+    request = replace(SCRIPT, strategy=strategy, stages=4 if strategy == "Pipeline" else None, micro_batches=8)
+    found = decided(request, FOUR)
+    assert found.chosen.strategy == strategy and found.warning is not None and words in found.warning
+    assert "spec.model.hints has no layers" in found.warning
+    like = replace(request, parameters=None, flops_per_sample=None, like="BERT-base", sample_nbytes=2048)
+    assert "has no layers" not in (decided(like, view({"count": 4, "cpu": 2, "memory": "64Gi"})).warning or "")
+
+
+def test_stages_of_a_script_with_hints_alone_are_equal() -> None:
+    model = split.cut_up(hinted(10**7, 6e7, 1e6))
+    for stages in (2, 5, 10):
+        cut = model.cut_into(stages)
+        assert cut.arithmetic == pytest.approx(1 / stages) and cut.parameters == 10**7 // stages
+    assert model.pairs is not None and (model.pairs.arithmetic, model.pairs.units) == (0.5, 8)
+    assert len(model.pairs.summed_elements) == 24, "two all-reduces for each of 12 pairs of 50 layers"
 
 
 @pytest.mark.parametrize(
