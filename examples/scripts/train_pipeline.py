@@ -1,4 +1,4 @@
-"""Your own model in a pipeline: each rank has some of its layers, and no rank ever has all of it. It runs in three ways:
+"""Your own model in a pipeline: each rank has some of its layers, and no rank has all of it. It runs in three ways:
 
 python examples/scripts/train_pipeline.py
 mpirun -n 2 python examples/scripts/train_pipeline.py

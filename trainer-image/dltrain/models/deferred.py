@@ -51,9 +51,7 @@ class _View:
     def covers_storage(self) -> bool:
         """Return True if the tensor is contiguous and has all of its storage."""
         contiguous = torch.empty(self.size, device=_META).stride() == self.stride
-        return contiguous and not self.offset and prod(self.size) * self.dtype.itemsize == self.nbytes
-
-
+        return contiguous and not self.offset and self.size.numel() * self.dtype.itemsize == self.nbytes
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,9 @@ class _Operation:
         """Run the operation in main memory. ``memory``: the bytes of storages by number."""
         if self.generator is not None:
             self.generator[0].set_state(self.generator[1])
-        args, named = tree_map(lambda each: each.of(memory) if isinstance(each, _View) else each, (self.args, self.named))
+        args, named = tree_map(
+            lambda each: each.of(memory) if isinstance(each, _View) else each, (self.args, self.named)
+        )
         found = self.run(*args, **named)
         for place, result in zip(self.results, tree_leaves(found), strict=False):
             if place is not None:
@@ -146,10 +146,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for storage in writes:
             self.writers.setdefault(storage, []).append(len(self.operations))
-        described = tree_map(self._described, (args, named))
-        self.operations.append(
-            _Operation(func, *described, results, frozenset(reads), frozenset(writes), generator)
-        )
+        args, named = tree_map(self._described, (args, named))
+        operation = _Operation(func, args, named, results, frozenset(reads), frozenset(writes), generator)
+        self.operations.append(operation)
 
     def _draw(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Draw the random numbers of an operation, which are not needed, in main memory."""
@@ -189,7 +188,7 @@ class InitialValues:
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._tensors = {name: recorder.view(each) if each.is_meta else each.detach() for name, each in tensors.items()}
         for name, view in self._tensors.items():
-            if isinstance(view, _View) and view.storage not in recorder.writers and prod(view.size):
+            if isinstance(view, _View) and view.storage not in recorder.writers and view.size.numel():
                 raise MisuseError(
                     f"model: found no initial values of {name}; expected values from operations of torch, such as "
                     "torch.zeros, torch.randn or a function of torch.nn.init. Replace torch.tensor, whose values are "
@@ -298,3 +297,9 @@ def initial_values(model: nn.Module) -> InitialValues | None:
     """Return the initial values of a deferred model, or None if its parameters are in memory."""
     found: InitialValues | None = getattr(model, _INITIAL, None)
     return found
+
+
+def forget_initial_values(model: nn.Module) -> None:
+    """Free the initial values of a deferred model after they have been used. They may refer to loaded weights."""
+    if initial_values(model) is not None:
+        delattr(model, _INITIAL)

@@ -147,7 +147,7 @@ def _layer(model: nn.Module, index: int, given: Any) -> Layer:
             raise MisuseError(f"{where}: found the whole model; expected one of its modules")
         if not isinstance(each, nn.Module | nn.Parameter):
             raise MisuseError(f"{where}: found {type(each).__name__} after {name}; expected a module or a parameter")
-        parameters |= dict.fromkeys([each] if isinstance(each, nn.Parameter) else each.parameters())
+        parameters |= dict.fromkeys(each.parameters() if isinstance(each, nn.Module) else [each])
     known = set(model.parameters())
     if any(parameter not in known for parameter in parameters):
         raise MisuseError(f"{where}: found {name} with parameters that the model does not have; expected its modules")
@@ -177,8 +177,8 @@ def _pair(model: nn.Module, given: Any) -> Pair:
     if any(layer.out_features % width for layer in firsts) or len({layer.out_features for layer in firsts}) > 1:
         sizes = ", ".join(str(layer.out_features) for layer in firsts)
         raise MisuseError(
-            f"pairs: found {sizes} outputs of the first layer and {width} inputs of the second; expected equal numbers, "
-            "or a multiple for a layer that computes query, key and value together"
+            f"pairs: found {sizes} outputs of the first layer and {width} inputs of the second; expected equal "
+            "numbers, or a multiple for a layer that computes query, key and value together"
         )
     blocks = firsts[0].out_features // width
     others = tuple(names[id(layer)] for layer in firsts[1:])

@@ -62,6 +62,11 @@ class ModelCalls(AsPlanned, Ranks):
         """
         parallel = self.parallel
         usage_checks.check_function("t.run: loss_of", loss_of)
+        if isinstance(parallel, ModelParallel) and self._step.logged_by_run:
+            raise MisuseError(
+                f"t.run: found a second call in a step with parallelism.strategy {self.plan.parallelism}; expected "
+                "one, for the whole batch that t.steps returns"
+            )
         if isinstance(parallel, Pipeline):
             self._check_model("t.run", model)
             loss = parallel.run(x, y, loss_of, self._step.log)

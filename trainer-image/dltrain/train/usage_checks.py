@@ -49,14 +49,14 @@ def check_wrapped(model: Any, optimizer: Any, sample: Any, team: Team) -> None:
             "t.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients, which ranks can reduce. "
             "Use SGD if an embedding has sparse=True, otherwise Adam"
         )
-    if team.splits_model:
-        _check_split(model, sample, team.plan)
     if team.taken:
         raise MisuseError(
             "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer. "
             "A script with several optimizers, such as a GAN, runs with spec.trainer.framework Torchrun: wrap each "
             "module in DistributedDataParallel in place of t.wrap"
         )
+    if team.splits_model:
+        _check_split(model, sample, team.plan)
 
 
 def _check_split(model: nn.Module, sample: Any, plan: Plan) -> None:
@@ -86,7 +86,7 @@ def check_divides_samples(call: str, plan: Plan) -> None:
 
 def check_function(what: str, given: Any) -> None:
     """Raise MisuseError unless ``given``, the argument ``what``, is a function."""
-    if isinstance(given, nn.Module) and what == "t.create: make" or not callable(given):
+    if (isinstance(given, nn.Module) and what == "t.create: make") or not callable(given):
         raise MisuseError(f"{what}: found {type(given).__name__}; expected a function. Pass lambda: Net(…)")
 
 

@@ -151,7 +151,8 @@ class Parallelism(ApiModel):
             "PyTorch's fully_shard, for training scripts; each rank stores a part of the parameters, the gradients and "
             "the optimizer state. Pipeline: pipeline parallelism; each rank holds "
             "consecutive layers (one stage). Tensor: tensor parallelism; each rank holds a part of the linear layers. "
-            "All give the same result. Auto: the strategy with the best objective for built-in models, Data for "
+            "With these two, a training script creates its model with t.create and runs it with t.run. All give the "
+            "same result. Auto: the strategy with the best objective for built-in models, Data for "
             "training scripts. Auto chooses Pipeline or Tensor only if its advantage exceeds the uncertainty of the "
             "prediction, or if no other strategy fits into memory or meets the deadline."
         ),

@@ -26,8 +26,8 @@ _BETWEEN = ("activation", "attention")
 Tensor parallelism can split these layers, because they compute every unit independently."""
 HINTED_PAIRS, HINTED_UNITS = 0.5, 8
 """Assumed fraction of a model in pairs of linear layers, and units (attention heads) of a pair, of a model that only
-``spec.model.hints`` describe. In the layer tables of BERT and GPT-2, pairs have 0.65 to 0.95 of the operations and of the
-parameters, and 12 to 25 heads."""
+``spec.model.hints`` describe. In the layer tables of BERT and GPT-2, pairs have 0.65 to 0.95 of the operations and of
+the parameters, and 12 to 25 heads."""
 MAX_STAGES = 64
 """Maximum number of pipeline stages that the API accepts."""
 

@@ -201,8 +201,9 @@ def warning(
 
 def _assumed_layers(chosen: Choice) -> str:
     """Return the warning that the plan of a split model rests on assumptions about its layers."""
+    part, units = model_split.HINTED_PAIRS, model_split.HINTED_UNITS
     assumed = (
-        f"{model_split.HINTED_PAIRS:.0%} of the model in pairs of linear layers with {model_split.HINTED_UNITS} units each"
+        f"{part:.0%} of the model in pairs of linear layers with {units} units each"
         if chosen.strategy == "Tensor"
         else "that the stages have equal parts of the parameters, operations and activations"
     )

@@ -245,7 +245,7 @@ def search(
 def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[Part]) -> str | None:
     """Return the reason why the request cannot use the strategy ``kind``, or None if it can."""
     if request.model is None:
-        return "only built-in models can be split"
+        return "the planner splits only built-in models by itself: request Pipeline or Tensor for a training script"
     if request.no_split_reason is not None:
         return request.no_split_reason
     if request.precision not in (None, "FP32"):

@@ -138,6 +138,8 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
             yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p)
     runs = request.model is not None and typed.precision == "FP32" and not typed.recomputes
     kinds = () if runs and request.no_split_reason is None else KINDS  # the trainer can split built-in models
+    if request.parameters is not None:
+        kinds = tuple(kind for kind in kinds if kind == "Pipeline")  # figures alone show no pairs of linear layers
     for candidate in (each for kind in kinds for each in hybrids(kind, part, request, model, anywhere=True)):
         found = fewest_micro_batches(candidate, request, model, divides=request.chooses_micro_batches)
         if found is not None:

@@ -100,10 +100,14 @@ def test_units_limit_tensor_parallel_ranks() -> None:
     assert split.cut_up(builtin("resnet18", None)).pairs is None
 
 
-SCRIPT = replace(GPT, model=None, dataset=None, parameters=10**7, flops_per_sample=6e7, activation_nbytes_per_sample=10**6)
+SCRIPT = replace(
+    GPT, model=None, dataset=None, parameters=10**7, flops_per_sample=6e7, activation_nbytes_per_sample=10**6
+)
 
 
-@pytest.mark.parametrize(("strategy", "words"), [("Pipeline", "equal parts of the parameters"), ("Tensor", "50% of the")])
+@pytest.mark.parametrize(
+    ("strategy", "words"), [("Pipeline", "equal parts of the parameters"), ("Tensor", "50% of the")]
+)
 def test_a_script_with_hints_alone_is_planned_with_assumed_layers(strategy: Any, words: str) -> None:
     """Stages are equal, and the plan says what it assumes. A model like a known one has the layers of that one."""
     request = replace(SCRIPT, strategy=strategy, stages=4 if strategy == "Pipeline" else None, micro_batches=8)

@@ -25,7 +25,7 @@ from dltrain.batch.sampling import Part, Sampler
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
-from dltrain.models.deferred import InitialValues, initial_values, temporary
+from dltrain.models.deferred import InitialValues, forget_initial_values, initial_values, temporary
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
@@ -125,10 +125,12 @@ class ModelParallel(DataParallel):
                 else:
                     _replace(parameter, torch.empty(0, dtype=parameter.dtype, device=device))
                     parameter.requires_grad_(False)
-            for name, buffer in list(model.named_buffers()) if initial is not None else ():
-                whole = _received(replicas.whole, initial, name, buffer, stays=device.type == "cpu")
-                module, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(module), leaf, whole.to(device))
+            if initial is not None:
+                for name, buffer in list(model.named_buffers()):
+                    whole = _received(replicas.whole, initial, name, buffer, stays=device.type == "cpu")
+                    module, _, leaf = name.rpartition(".")
+                    setattr(model.get_submodule(module), leaf, whole.to(device))
+        forget_initial_values(model)
         self._own = {name: named[name] for name in self._held}
         self._groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         self._members = [name for group in self._groups for name in group]

@@ -134,8 +134,6 @@ class Pipeline(ModelParallel):
         self._layers = layers[self.begins[self.stage] : ends[self.stage]]
         before = known[self.begins[self.stage] - 1]
         self._shape_in, self._dtype_in = before.output, before.dtype
-        self._ran = False
-        """True if ``run`` was called in the current step."""
         self._neighbours = Neighbours(duplicate(replicas.own.comm), plan.segment_nbytes, self._wait)
         self._tied = self._ties(held_by)
         self._guard = model.register_forward_pre_hook(_refuse)
@@ -167,18 +165,14 @@ class Pipeline(ModelParallel):
 
         Return the batch's mean loss on the last stage, and None on other stages. Only the first stage uses the content
         of the inputs ``x``, and only the last stage uses the content of the targets ``y``. Raise PeerLostError if
-        a rank is lost, and MisuseError for inputs of other shapes than the sample, or on a second call in a step.
+        a rank is lost, and MisuseError for inputs of other shapes than the sample.
         """
         self._check_inputs("t.run", x)
         if not isinstance(y, Tensor) or not y.dim() or len(y) != len(x):
             found = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-            raise MisuseError(f"t.run: targets: found {found}; expected a tensor with a row for each of {len(x)} samples")
-        if self._ran:
             raise MisuseError(
-                "t.run: found a second call in a step with parallelism.strategy Pipeline; expected one, which divides the "
-                "batch into micro-batches. Pass the whole batch that t.steps returns"
+                f"t.run: targets: found {found}; expected a tensor with a row for each of {len(x)} samples"
             )
-        self._ran = True
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
         ins: dict[int, Tensor] = {}
@@ -220,12 +214,8 @@ class Pipeline(ModelParallel):
         self._neighbours.settle()
         return None
 
-    def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
-        super().begin(weight, shared, accumulates=accumulates)
-        self._ran = False
-
     def _check_inputs(self, call: str, x: Any) -> None:
-        """Raise MisuseError unless ``x`` has the shape of the sample, because stages know activations by their shape."""
+        """Raise MisuseError unless ``x`` has the shape of the sample, from which stages know activations."""
         if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self._shape:
             found = f"samples of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else type(x).__name__
             raise MisuseError(
@@ -271,6 +261,6 @@ class Pipeline(ModelParallel):
 def _refuse(model: nn.Module, _: Any) -> None:
     """Raise MisuseError: the script has called the model, of which this rank has a stage only."""
     raise MisuseError(
-        f"model: found a call of {type(model).__name__} with parallelism.strategy Pipeline, in which no rank has all of "
-        "it; expected t.run(model, x, y, loss) in the loop over t.steps, and t.predict(model, x) in evaluations"
+        f"model: found a call of {type(model).__name__} with parallelism.strategy Pipeline, in which no rank has all "
+        "of it; expected t.run(model, x, y, loss) in the loop over t.steps, and t.predict(model, x) in evaluations"
     )

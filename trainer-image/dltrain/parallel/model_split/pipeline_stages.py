@@ -42,7 +42,7 @@ class _ParametersUsed(TorchFunctionMode):
     """Collect the parameters that functions of torch get as arguments."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: set[Tensor] = set()
 
     def __torch_function__(
@@ -83,8 +83,8 @@ def _counted(layer: Layer, x: Tensor) -> tuple[Tensor, int]:
             out = layer.run(x)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         raise MisuseError(
-            f"{what}: found {type(error).__name__}: {error}; expected a layer that takes the output of the previous one, "
-            f"of shape {tuple(x.shape)}, and that needs no values to compute shapes. Check the order of the layers"
+            f"{what}: found {type(error).__name__}: {error}; expected a layer that takes the output of the previous "
+            f"one, of shape {tuple(x.shape)}, and that needs no values to compute shapes. Check the order of the layers"
         ) from error
     if not isinstance(out, Tensor) or not out.dim() or len(out) != len(x):
         got = f"an output of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"

@@ -195,7 +195,7 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _summed(firsts: Sequence[nn.Linear], second: nn.Linear, summing: ActivationAllReduce) -> None:
-    """Add the all-reduces of tensor parallelism before the layers ``firsts`` and after the layer ``second`` of a pair."""
+    """Add the all-reduces of a pair: before the layers ``firsts``, and after the layer ``second``."""
     for first in firsts:
         first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]

@@ -45,8 +45,8 @@ def participants(team: Team, step: Step, number: int, call: str = "") -> Partici
 
     The workers are the ranks that compute gradients. ``step``: the training step in progress. ``number``: number of
     completed steps. ``call``: the script's call that needs them, such as "t.gather"; raise MisuseError if the ranks do
-    not divide the samples of a batch. During a step, the weight of a rank is that of its loss in this step. Between steps, all ranks have
-    equal weights.
+    not divide the samples of a batch. During a step, the weight of a rank is that of its loss in this step. Between
+    steps, all ranks have equal weights.
     """
 
     if call:

@@ -141,7 +141,7 @@ class Step:
 
         A loss that is logged after the gradients were reduced is exchanged in the next step.
         """
-        if self.open and self.logged_by_run:
+        if self.logged_by_run:
             return
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]

@@ -5,7 +5,6 @@ Its weights equal those of one process in float64, also after a stop and a resum
 Arguments: ranks, a folder for checkpoints, and the number of replicas of a split model.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -221,16 +220,16 @@ def check_misuse(group: ProcessGroup) -> None:
     net = t.create(Net)
     refused(lambda: t.wrap(net, optimizer(net)), "t.wrap: sample: found NoneType")
     net, opt = t.wrap(net, optimizer(net), sample=x)
-    for batch, targets in t.steps(t.loader((x, y))):
-        refused(lambda: net(batch), "expected t.run(model, x, y, loss)")
-        refused(lambda: t.run(net, batch[:, 1:], targets, loss_of), "found samples of shape (4,)")
-        refused(lambda: t.run(Net(), batch, targets, loss_of), "which is not the model of t.wrap")
-        refused(lambda: t.weigh(3.0), "t.weigh: found a call with parallelism.strategy Pipeline")
-        t.run(net, batch, targets, loss_of)
-        refused(lambda: t.run(net, batch, targets, loss_of), "found a second call in a step")
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
-        refused(opt.step, "Clip with t.clip_gradients")
-        break
+    batch, targets = next(steps := t.steps(t.loader((x, y))))
+    refused(lambda: net(batch), "expected t.run(model, x, y, loss)")
+    refused(lambda: t.run(net, batch[:, 1:], targets, loss_of), "found samples of shape (4,)")
+    refused(lambda: t.run(Net(), batch, targets, loss_of), "which is not the model of t.wrap")
+    refused(lambda: t.weigh(3.0), "t.weigh: found a call with parallelism.strategy Pipeline")
+    t.run(net, batch, targets, loss_of)
+    refused(lambda: t.run(net, batch, targets, loss_of), "found a second call in a step")
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    refused(opt.step, "Clip with t.clip_gradients")
+    steps.close()  # type: ignore[attr-defined]
     print_on_rank_0(group, "misuse is rejected")
 
 
@@ -239,7 +238,9 @@ def main() -> None:
     alone = group.split(list(range(group.size)))
     for kind in SPLIT:
         for make in (Net, sequence) if replicas == 1 else (Net,):
-            print_on_rank_0(group, f"{kind} {make.__name__}: weights off by {check(group, alone, kind, make, replicas)}")
+            print_on_rank_0(
+                group, f"{kind} {make.__name__}: weights off by {check(group, alone, kind, make, replicas)}"
+            )
         check_resume(group, kind, folder, replicas)
         print_on_rank_0(group, f"{kind}: resumes from and to strategy Data")
     if replicas == 1:
