@@ -295,6 +295,15 @@ def test_five_line_script_trains(ranks: int, tmp_path: Path) -> None:
     assert finished is not None and float(finished[1]) > 0.9, ended.output
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_script_of_a_split_model_trains(ranks: int) -> None:
+    """With one rank, the model is whole. Other tests compare the weights of more ranks with those of one process."""
+    ended = run(command(ranks, SCRIPTS / "train_pipeline.py"), OMP_NUM_THREADS="1")
+    finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
+    assert ended.code == 0 and finished is not None and float(finished[1]) > 0.95, ended.output
+
+
 def test_float16_script_trains() -> None:
     ended = run(command(2, SCRIPTS / "train_float16.py"), OMP_NUM_THREADS="1")
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)

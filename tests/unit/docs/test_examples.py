@@ -137,11 +137,15 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 
 
-def test_page_shows_the_script_and_the_manifest_of_the_example() -> None:
+@pytest.mark.parametrize(
+    ("script", "example"),
+    [("train_five_lines.py", "own-script.yaml"), ("train_pipeline.py", "pipeline-script.yaml")],
+)
+def test_page_shows_the_script_and_the_manifest_of_the_example(script: str, example: str) -> None:
     page = (ROOT / "docs/how-to/your-own-script.md").read_text()
-    script = (ROOT / "examples/scripts/train_five_lines.py").read_text()
-    assert f"```python\n{script[script.index('import torch') :]}```\n" in page
-    job = (ROOT / "examples/own-script.yaml").read_text().partition("---\n")[2]
+    text = (ROOT / "examples/scripts" / script).read_text()
+    assert f"```python\n{text[text.index('import torch') :]}```\n" in page
+    job = (ROOT / "examples" / example).read_text().partition("---\n")[2]
     assert f"```yaml\n{job}```\n" in page
 
 
