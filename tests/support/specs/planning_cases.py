@@ -141,6 +141,8 @@ PLANNING: dict[str, tuple[Json, str]] = {
     "tensor without pairs": (
         {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "pairs of linear layers: choose mlp",
     ),
+    "pipeline of a script": ({"parallelism": {"strategy": "Pipeline", "stages": 2}, "trainer": {"command": ["a"]}}, ""),
+    "tensor of a script": ({"parallelism": {"strategy": "Tensor", "replicas": 2}, "trainer": {"command": ["a"]}}, ""),
     "a part of a program": (
         {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",
     ),
