@@ -89,6 +89,11 @@ def sequence() -> nn.Module:
     ).double()
 
 
+def with_dropout() -> nn.Module:
+    """Return a model whose tensor-parallel ranks must draw equal random numbers, those of one process."""
+    return nn.Sequential(*sequence(), nn.Dropout(0.3))
+
+
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
@@ -237,7 +242,7 @@ def main() -> None:
     group, folder, replicas = start_process_group(), Path(sys.argv[2]), int(sys.argv[3])
     alone = group.split(list(range(group.size)))
     for kind in SPLIT:
-        for make in (Net, sequence) if replicas == 1 else (Net,):
+        for make in (Net, sequence if kind == "Pipeline" else with_dropout) if replicas == 1 else (Net,):
             print_on_rank_0(
                 group, f"{kind} {make.__name__}: weights off by {check(group, alone, kind, make, replicas)}"
             )
