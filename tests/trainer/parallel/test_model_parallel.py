@@ -154,7 +154,7 @@ def test_micro_batch_sizes_add_up_to_the_batch(samples: int, micro_batches: int)
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_a_script_under_model_parallelism_equals_one_process(ranks: int, replicas: int, tmp_path: Path) -> None:
     """Losses, weights and evaluation in float64, with clipping and tied weights, and after a resume."""
-    body = BODIES / "parallel/script_model.py"
+    body = BODIES / "scripts/split_model.py"
     ended = run_ranks(ranks, body, str(ranks), tmp_path, str(replicas), timeout_s=180)
     assert ended.output.count(": weights off by") == (4 if replicas == 1 else 2), ended.output
     assert ended.output.count(": resumes from and to strategy Data") == 2, ended.output

@@ -326,9 +326,8 @@ class Plan(Record):
         framework, find_rate = self.model.framework, self.optimizer.find_rate
         if framework != "DLTrain" or find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
-                f"parallelism: found {self.parallelism} with framework {framework}, find_rate {find_rate}, rebalance "
-                f"{self.rebalance} and min_ranks {self.min_ranks}; expected framework DLTrain, find_rate False, "
-                f"rebalance False and min_ranks {len(self.ranks)}"
+                f"parallelism: found {self.parallelism} with {framework}, find_rate {find_rate}, rebalance "
+                f"{self.rebalance} and min_ranks {self.min_ranks}; expected DLTrain, False, False and {len(self.ranks)}"
             )
         if self.collective in SERVERS:
             raise ValueError(
