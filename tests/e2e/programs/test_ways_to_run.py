@@ -11,7 +11,7 @@ from support.cluster.pod_server import trainer_image
 pytestmark = pytest.mark.e2e
 
 
-EXAMPLES = ("own-script.yaml", "mpi.yaml")
+EXAMPLES = ("own-script.yaml", "pipeline-script.yaml", "mpi.yaml")
 # Others in hack/test run what these run: torchrun scripts, Horovod's API over MPI, the first job of the README, a script
 # that reports, and a job that stops at its target (tests of the agents).
 LIKE_OTHERS = ("torchrun.yaml", "torchrun-elastic.yaml", "report.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
