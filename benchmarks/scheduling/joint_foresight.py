@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import exp
 
 from benchmarks.scheduling.simulator import SHORT_S, State
 from benchmarks.scheduling.workload import START_S, Job
@@ -34,9 +35,11 @@ def joint_jobs(
     moved_s: Mapping[str, float],
     rested_s: Mapping[str, float],
     spread: float,
+    due_s: Callable[[State], float | None],
 ) -> list[JointJob]:
-    """Return the jobs of a queue as the operator knows them. ``spread``: 90th percentile of run times / median.
+    """Return the jobs of a queue as the operator knows them.
 
+    ``spread``: 90th percentile of run times / median. ``due_s``: function to ``JointJob.due_s``.
     A job that trains has a measured step time, which shows its noise. ``moved_s``: when a job that holds devices got
     them. ``rested_s``: when it may move, of which only a job that trains gives notice.
     """
@@ -57,9 +60,23 @@ def joint_jobs(
                 starting_s=starting_s,
                 factor=state.job.noise if measured else 1.0,
                 first_part=first,
+                due_s=due_s(state),
             )
         )
     return found
+
+
+def spread_of(noise: float) -> float:
+    """Return the ratio of the 90th percentile to the median of a log-normal factor."""
+    return exp(1.2815515655 * noise)
+
+
+def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
+    """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
+    return tuple(
+        Option(use.device, use.nodes, use.devices // use.nodes, factor * use.seconds * max(state.left, 1e-9))
+        for use in state.job.uses
+    )
 
 
 def first_part(job: Job) -> float:
@@ -119,7 +136,7 @@ class JointForesight:
         later = [
             JointArrival(
                 job.arrival_s - now_s,
-                JointJob((job.namespace, job.name), 0, options(job), first_part=first_part(job)),
+                JointJob((job.namespace, job.name), 0, all_options(job), first_part=first_part(job)),
             )
             for job in self.stream
             if arrivals and job.arrival_s > now_s
@@ -129,6 +146,6 @@ class JointForesight:
         return {name: Interval(wait_s, wait_s, wait_s) for (_, name), (wait_s, _) in found.items()}
 
 
-def options(job: Job) -> tuple[Option, ...]:
+def all_options(job: Job) -> tuple[Option, ...]:
     """Return the options of a job's whole training, as predicted."""
     return tuple(Option(use.device, use.nodes, use.devices // use.nodes, use.seconds) for use in job.uses)

@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import exp
 
 from benchmarks.scheduling.foresight import Foresight
-from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs, next_s
+from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs, next_s, options, spread_of
 from benchmarks.scheduling.simulator import SHORT_S, Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
@@ -48,7 +47,7 @@ from dljob.scheduling import (
     start_in_s,
     start_up,
 )
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all
+from dljob.scheduling.assignment import Candidate, Choices, Held, assign, assign_all
 from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -95,8 +94,8 @@ class Operator:
 
     Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
     together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
-    ``Together``. ``clairvoyant``: the assignment knows true run times. ``finish_by``: the order of the queue knows the
-    deadlines, as those of jobs with ``spec.scheduling.finishBy``. ``rested_s``: when jobs may move (``all_jobs``).
+    ``Together``. ``clairvoyant``: the assignment knows true run times. ``finish_by``: all jobs have
+    ``spec.scheduling.finishBy``. ``rested_s``: when jobs may move (``all_jobs``).
     """
 
     spread: float
@@ -230,7 +229,9 @@ class Operator:
         if self.all_jobs:
             queue = sorted(active, key=lambda state: self._queued(state, states).place)
             held = partial(self._held, now_s)
-            jobs = joint_jobs(now_s, queue, options, held, self.moved_s, self.rested_s, self.spread)
+            jobs = joint_jobs(
+                now_s, queue, options, held, self.moved_s, self.rested_s, self.spread, partial(self._due_s, now_s)
+            )
             free = free_devices(self.ledger.view())
             for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s).items():
                 self.foresight.note(name, now_s, start)
@@ -281,7 +282,10 @@ class Operator:
         parts: Choices = (None,) * len(line)
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
-            jobs = [Candidate(0, options(state, self._factor(state)), state.job.namespace) for state in line]
+            jobs = [
+                Candidate(0, options(state, self._factor(state)), state.job.namespace, due_s=self._due_s(now_s, state))
+                for state in line
+            ]
             held = [self._held(now_s, state) for state in line]
             found = assign_all(jobs, held, free_devices(view()), START_S)
             parts, moves = found.parts, found.moves
@@ -305,6 +309,13 @@ class Operator:
             first_s, name = START_S + MIN_STEPS * choice.prediction.step_s * state.job.noise, state.job.name
             self.rested_s[name] = now_s + (MIN_BETWEEN_S if name in self.moved_s else first_s)
             self.moved_s[name] = now_s
+
+    def _due_s(self, now_s: float, state: State) -> float | None:
+        """Return the most predicted seconds with which a job meets its deadline; None: the operator knows none."""
+        if not self.finish_by:
+            return None
+        start_s = 0.0 if state.job.name in self.placed else START_S
+        return (state.job.deadline_s - now_s - start_s) / self.spread
 
     def _factor(self, state: State) -> float:
         return state.job.noise if self.clairvoyant else 1.0
@@ -371,22 +382,10 @@ def _reservation(device: str, nodes: int, devices: int) -> Reservation:
     return Reservation(device, nodes, devices, 0.0, 0)
 
 
-def spread_of(noise: float) -> float:
-    """Return the ratio of the 90th percentile to the median of a log-normal factor."""
-    return exp(1.2815515655 * noise)
-
-
-def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
-    """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
-    return tuple(
-        Option(use.device, use.nodes, use.devices // use.nodes, factor * use.seconds * max(state.left, 1e-9))
-        for use in state.job.uses
-    )
-
-
 DEFAULT, IN_ORDER = "dljob", "dljob, in order"
 POLICIES: dict[str, Callable[[float], Operator]] = {
     DEFAULT: lambda noise: Operator(spread_of(noise), all_jobs=True),
+    f"{DEFAULT}, finishBy": lambda noise: Operator(spread_of(noise), all_jobs=True, finish_by=True),
     IN_ORDER: lambda noise: Operator(spread_of(noise)),
     "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
     "dljob, in order, finishBy": lambda noise: Operator(spread_of(noise), finish_by=True),

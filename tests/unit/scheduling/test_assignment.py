@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +111,43 @@ def test_jobs_start_within_the_entitlement_of_their_owner_however_many_jobs_anot
     assert given["a"] == min(few, round(12 * weight / (weight + 1))) and given["a"] + given["b"] == 12
 
 
+HALVING = tuple(Option("t4", 1, count, 1200 / count) for count in (1, 2, 4, 8))
+"""Plans of a job that takes 1,200, 600, 300 or 150 s."""
+
+
+@pytest.mark.parametrize(
+    ("free", "due_s", "expected"),
+    [
+        (6, (None, None), (4, 2)),
+        (6, (700.0, None), (2, 4)),  # Two devices are enough for it, and more are of more use to the other one.
+        (6, (100.0, None), (2, 4)),  # It misses its deadline in any case.
+        (6, (None, 400.0), (2, 4)),
+        (8, (200.0, None), (8, None)),  # Only all devices are enough. The other one starts when it ends.
+        (4, (None, 400.0), (None, 4)),
+        (2, (700.0, None), (2, None)),
+        (2, (100.0, None), (1, 1)),
+        (8, (None, 700.0), (4, 4)),  # Nothing is left over.
+    ],
+)
+def test_deadlines_decide_who_gets_devices(
+    free: int, due_s: tuple[float | None, float | None], expected: tuple[int, int]
+) -> None:
+    found = together([Candidate(0, HALVING, due_s=each) for each in due_s], {"t4": free})
+    assert tuple(None if each is None else each.devices for each in found) == expected
+
+
+@given(JOBS, st.lists(st.none() | st.floats(-10.0, 1e5), min_size=7, max_size=7), FREE)
+def test_deadlines_change_neither_the_limits_nor_that_nothing_is_left_over(
+    jobs: list[tuple[Option, ...]], due_s: list[float | None], free: dict[str, int]
+) -> None:
+    found = together([Candidate(0, each, due_s=due) for each, due in zip(jobs, due_s, strict=False)], free)
+    left = Counter(free)
+    left.subtract({device: sum(each.devices for each in found if each and each.device == device) for device in free})
+    assert all(count >= 0 for count in left.values())
+    for options, part in zip(jobs, found, strict=True):
+        assert part is not None or all(each.devices > left[each.device] for each in options)
+
+
 @given(JOBS, FREE)
 def test_jobs_of_one_owner_have_no_limit(jobs: list[tuple[Option, ...]], free: dict[str, int]) -> None:
     mine = [Candidate(0, options, "a", 0.5) for options in jobs]
@@ -197,6 +235,23 @@ def test_a_long_job_makes_room_for_a_short_one_but_not_for_one_that_is_as_long()
     found = assign_all(equal([long, short]), [whole, waits], {"t4": 4}, 60.0)
     assert found.moves == (True, False) and found.helped == ((1,), ())
     assert assign_all(equal([long, long]), [whole, waits], {"t4": 4}, 60.0).moves == (False, False)
+
+
+def test_a_job_does_not_miss_its_deadline_for_another_one_unless_that_meets_its_own() -> None:
+    """A long job makes room for a short one, but then takes 2,000 instead of 1,000 s."""
+    long = tuple(Option("t4", 1, count, 2000 / count) for count in (1, 2))
+    short = (Option("t4", 1, 1, 100.0),)
+    held = [Held({"t4": 2}, 1000.0, movable=True), Held({})]
+    for due_s, other_due_s, moves in (
+        (None, None, True),
+        (3000.0, None, True),
+        (1500.0, None, False),
+        (1500.0, 50.0, False),
+        (1500.0, 200.0, True),
+        (500.0, None, True),  # It misses its deadline in any case.
+    ):
+        jobs = [Candidate(0, long, due_s=due_s), Candidate(0, short, due_s=other_due_s)]
+        assert assign_all(jobs, held, {"t4": 2}, 10.0).moves[0] == moves, (due_s, other_due_s)
 
 
 def test_sizes_are_those_of_one_node_and_then_whole_nodes() -> None:

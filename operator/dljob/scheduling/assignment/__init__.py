@@ -7,6 +7,10 @@ first: for a job with T remaining seconds, a step is worth the seconds that it s
 sublinear speed-up, the average completion time is least if short jobs get more devices, but not all: Berg et al.,
 "heSRPT: Parallel scheduling to minimize mean slowdown", Performance Evaluation 2020.)
 
+A job with a deadline that it can meet starts before all others, with the devices that it needs for that. Beyond that,
+more devices are of less use to it than to others (``NO_USE``), and also once the deadline can no longer be met. No job
+restarts on devices with which it misses its deadline, unless another one meets its own by that.
+
 Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist.
@@ -19,7 +23,7 @@ owner with many short jobs cannot keep the others from starting.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from dljob.scheduling.assignment.moves import fitting_moves, gains_by, helped_by, movers, repays
+from dljob.scheduling.assignment.moves import fitting_moves, gains_by, helped_by, movers, repays, spoils_deadline
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.together import less, together
 from dljob.scheduling.assignment.types import Assignment, Candidate, Choices, Held, Jobs, Option
@@ -84,7 +88,9 @@ def assign_all(
     repay = {
         i
         for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
-        if m and (own or repays(i, jobs, held, parts, others, restart_s))
+        if m
+        and (own or repays(i, jobs, held, parts, others, restart_s))
+        and not spoils_deadline(i, jobs, held, parts, others, restart_s)
     }
     # The parts of some need devices of jobs that do not move now.
     fitting = fitting_moves(repay, held, parts, free)

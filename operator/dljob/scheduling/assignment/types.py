@@ -25,13 +25,15 @@ class Option:
 class Candidate:
     """A job that waits or runs, and wants devices. ``options``: its plans, including those that do not fit now.
 
-    ``owner``: its namespace. ``weight``: the weight of the namespace.
+    ``owner``: its namespace. ``weight``: the weight of the namespace. ``due_s``: the largest ``Option.seconds`` with
+    which it meets its deadline; None: it has none.
     """
 
     priority: int
     options: tuple[Option, ...]
     owner: str = ""
     weight: float = 1.0
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

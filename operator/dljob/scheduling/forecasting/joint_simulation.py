@@ -37,7 +37,7 @@ class JointJob:
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
     ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
     time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
-    started. ``weight``: the weight of its namespace.
+    started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now.
     """
 
     key: Key
@@ -50,6 +50,7 @@ class JointJob:
     factor: float = 1.0
     first_part: float = 0.0
     weight: float = 1.0
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,9 @@ class _Job:
         left = max(self.left, 1e-9)
         return tuple(Option(o.device, o.nodes, o.per_node, left * o.seconds) for o in self.job.options)
 
-    def candidate(self) -> Candidate:
-        return Candidate(self.job.priority, self.options(), self.job.key[0], self.job.weight)
+    def candidate(self, now_s: float) -> Candidate:
+        due_s = None if self.job.due_s is None else self.job.due_s - now_s
+        return Candidate(self.job.priority, self.options(), self.job.key[0], self.job.weight, due_s)
 
     def held(self, now_s: float) -> Held:
         if not self.devices:
@@ -237,7 +239,7 @@ class _Simulation:
         parts: Choices = (None,) * len(self.active)
         moves: tuple[bool, ...] = (False,) * len(self.active)
         if len(self.active) > 1:
-            candidates = [job.candidate() for job in self.active]
+            candidates = [job.candidate(self.now_s) for job in self.active]
             held = [job.held(self.now_s) for job in self.active]
             total = self.free.copy()
             for job in self.active:

@@ -208,6 +208,26 @@ def test_jobs_that_must_not_restart_keep_their_devices() -> None:
         together({"n1": T4}, lambda cluster, operator, spec=spec: stays(cluster, operator, spec), gpus=4)  # type: ignore[misc]
 
 
+def test_job_with_a_deadline_gives_devices_away_only_if_it_still_meets_it() -> None:
+    """By the 90th percentile, it takes 31 of the 50 days until the near deadline, and 61 on half of the devices."""
+
+    async def shares(cluster: FakeCluster, operator: Operator, finish_by: str, moves: bool) -> None:
+        first = cluster.submit("first", **LONG, scheduling={"finishBy": finish_by})
+        await operator.watch(2.0)
+        assert await devices_of(cluster, first) == {T4: 4}
+        await train(cluster, operator, first, "n1")
+        cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == (0 if moves else 1)
+
+    for finish_by, moves in (("2226-03-01T12:00:00Z", True), ("2026-04-20T12:00:00Z", False)):
+        together(
+            {"n1": T4},
+            lambda cluster, operator, by=finish_by, moves=moves: shares(cluster, operator, by, moves),  # type: ignore[misc]
+            gpus=4,
+        )
+
+
 def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("urgent", 1000)

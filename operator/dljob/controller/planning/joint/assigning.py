@@ -4,8 +4,8 @@ The rules are in ``dljob.scheduling.assignment``; this module feeds them. Each j
 number of devices. The job is planned on that part of the cluster only. Running jobs move to their parts one at a time,
 in the same way as jobs that grow (``planning.growing``).
 
-Only jobs that use GPUs take part. Jobs in queues of Kueue, jobs with fixed groups, and running jobs that have a
-deadline or must not restart do not.
+Only jobs that use GPUs take part. Jobs in queues of Kueue, jobs with fixed groups, and running jobs that must not
+restart do not.
 """
 
 import logging
@@ -16,10 +16,9 @@ from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
-from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
-from dljob.controller.planning.joint.options import Known, KnownOptions, shape_of
+from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, has_part, shape_of
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
@@ -125,9 +124,7 @@ class Assigning:
             return
         self._running.pop(key, None)
         rests = self._clock() - self._refused_s.get(key, -inf) < MIN_BETWEEN_S
-        # A job with a deadline is planned for it. It does not move for the sake of others.
-        has_deadline = parsed.spec is not None and parsed.spec.scheduling.finish_by is not None
-        takes_part = _takes_part(parsed) and not has_deadline and lets_move(parsed)
+        takes_part = has_part(parsed) and lets_move(parsed)
         movable = takes_part and not rests and may_move(parsed, self._now())
         if not movable:
             self._orders.pop(key, None)
@@ -170,7 +167,7 @@ class Assigning:
         If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
         jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
         """
-        if not self._on or not _takes_part(question):
+        if not self._on or not has_part(question):
             return None
         if self._queue.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
@@ -264,6 +261,7 @@ class Assigning:
             if seen is None or not options:
                 continue
             job = self._joint_job(key, self._priority(question), known, options)
+            job = replace(job, due_s=self._due_s(key, question, known, running=key in running))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -307,7 +305,7 @@ class Assigning:
 
         ``orders``: True: also order the running jobs to move to their parts.
         """
-        mine = {key: question for key, question in waiting.items() if _takes_part(question)}
+        mine = {key: question for key, question in waiting.items() if has_part(question)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
         staying = [key for key in self._running if self._queue.holds_devices(key) and not self._is_moving(key)]
@@ -324,7 +322,9 @@ class Assigning:
             options = self._left(key, known[key].options, running=key in running)
             if options:
                 keys.append(key)
-                jobs.append(Candidate(self._priority(question), options, key[0], self._queue.policy.weight(key[0])))
+                due_s = self._due_s(key, question, known[key], running=key in running)
+                weight = self._queue.policy.weight(key[0])
+                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
@@ -370,9 +370,13 @@ class Assigning:
         return self._queue.view_without(min(ended), ended - {min(ended)})
 
     def _priority(self, question: ParsedJob) -> int:
-        """Return a job's priority in the assignment: twice its PriorityClass, plus 1 if it can meet its deadline."""
-        job = self._queue.job(question)
-        return 2 * job.priority + (job.latest_start is not None)
+        return self._queue.job(question).priority
+
+    def _due_s(self, key: JobKey, question: ParsedJob, known: Known, *, running: bool) -> float | None:
+        job = self._cache.job(key)
+        measured = running and job is not None and previous(job).measured is not None
+        due_in_s = due_s(question, known.spread, self._now(), 0.0 if running else RESTART_S, measured=measured)
+        return due_in_s if self._queue.policy.deadlines else None
 
     def _held(self, key: JobKey) -> Held:
         job, devices = self._cache.job(key), planned_devices(self._plans.known(key))
@@ -392,9 +396,3 @@ class Assigning:
         status = previous(job)
         factor = left_part(status, running=running) * slowdown(status)
         return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in options)
-
-
-def _takes_part(question: ParsedJob) -> bool:
-    """Return True if the job's plan will run, and the operator (not the user or Kueue) chooses its devices."""
-    spec = question.spec
-    return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups

@@ -3,9 +3,11 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.queueing import Ask
 from dljob.job.plan.stored import StoredPlan
@@ -14,6 +16,7 @@ from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling.assignment import Option
+from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import device_parts
 
 MAX_DEVICE_TYPES = 4
@@ -98,6 +101,18 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
     return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0), first_part)
 
 
+def due_s(question: ParsedJob, spread: float, now: datetime, start_s: float, *, measured: bool) -> float | None:
+    """Return the most predicted seconds with which a job meets its deadline by the 90th percentile; None: it has none.
+
+    ``spread``: 90th percentile of the predicted time / median. ``start_s``: seconds until its first step. ``measured``:
+    True if its steps have been measured.
+    """
+    due = question.spec.scheduling.finish_by if question.spec is not None else None
+    if due is None:
+        return None
+    return ((due - now).total_seconds() - start_s) / (min(spread, MEASURED_P90) if measured else spread)
+
+
 def _expense(question: ParsedJob, plan: StoredPlan) -> float:
     """Return the predicted energy (J), cost or carbon (g) of a plan, if the job minimizes it; otherwise 0."""
     assert question.spec is not None
@@ -109,3 +124,9 @@ def shape_of(view: ClusterView) -> Hashable:
 
     Options are the same on clusters of the same shape."""
     return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())
+
+
+def has_part(question: ParsedJob) -> bool:
+    """Return True if the job's plan will run, and the operator (not the user or Kueue) chooses its devices."""
+    spec = question.spec
+    return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups
