@@ -285,6 +285,28 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
     together({"n1": T4}, body, gpus=4)
 
 
+def test_forecast_knows_the_part_of_a_job_that_moves() -> None:
+    """Fixed bug: if a job came during a move, waiting jobs were predicted to start when the moving job ends."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        third = cluster.submit("third", second=2, **SHORT)
+        await operator.watch(20.0)
+        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None
+        assert {job.key: job.held.devices for job in queue.jobs} == {first: {T4: 2}, second: {}, third: {}}
+        outlook = operator.planning.outlook(second)
+        assert outlook is not None and outlook.start is not None
+        assert (outlook.start - operator.now).total_seconds() < 60.0
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_forecast_knows_when_devices_are_assigned_again() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         assigning = operator.planning._assigning

@@ -326,7 +326,7 @@ class Assigning:
                 keys.append(key)
                 jobs.append(Candidate(self._priority(question), options, key[0], self._queue.policy.weight(key[0])))
                 held.append(self._held(key) if key in running else Held({}))
-        self._known = known
+        self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         if orders:
