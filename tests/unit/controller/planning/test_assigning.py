@@ -179,6 +179,31 @@ def test_running_job_gives_a_device_to_one_that_waits() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+@pytest.mark.parametrize("how", ["deleted", "suspended"])
+def test_no_job_moves_for_devices_that_a_stopping_job_is_about_to_free(how: str) -> None:
+    """Fixed bug: while the pods of a deleted job stopped, another job restarted on fewer devices in vain."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        leaving = cluster.submit("leaving", **{**LONG, "planning": {"resize": "Never"}})
+        await operator.watch(2.0)
+        await train(cluster, operator, leaving, "n1")
+        first = cluster.submit("first", second=1, **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n2")
+        if how == "deleted":
+            await cluster.api.delete(DLJOB, *leaving)
+        else:
+            await cluster.edit(leaving, suspend=True)
+        await operator.watch(2.0)
+        second = cluster.submit("second", second=2, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+        await remove_pods(cluster, operator, leaving)
+        assert await devices_of(cluster, second) == {T4: 4}
+
+    together({"n1": T4, "n2": T4}, body, gpus=4)
+
+
 def test_long_job_does_not_give_way_to_one_that_is_as_long() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **LONG)

@@ -25,7 +25,7 @@ from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import RoomFor
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
-from dljob.job.waiting import stops
+from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
@@ -113,6 +113,7 @@ class Assigning:
         """The options and the priority of the jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, _Order] = {}
+        self._gone = set[JobKey]()  # Jobs that no longer exist. Their pods may still run.
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
@@ -153,6 +154,7 @@ class Assigning:
         return self._orders[key].room if self.moves(key) else None
 
     def forget(self, key: JobKey) -> None:
+        self._gone.add(key)
         for state in (self._running, self._shares, self._orders, self._refused_s):
             state.pop(key, None)
 
@@ -299,7 +301,7 @@ class Assigning:
         return [
             Ending(0.0 if stops(job) else remaining(previous(job)).p50, planned_devices(self._plans.known(job.key)))
             for job in others
-            if self._queue.holds_devices(job.key)
+            if self._queue.holds_devices(job.key) and not ended(job)
         ]
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
@@ -360,14 +362,12 @@ class Assigning:
         job = self._cache.job(key)
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
-    def _view_without(self, ended: set[JobKey]) -> ClusterView:
-        """Return the nodes with what is free after the jobs ``ended`` have ended. Pods that belong to no job stay.
-
-        Return a view without nodes if ``ended`` is empty.
-        """
-        if not ended:
+    def _view_without(self, others: set[JobKey]) -> ClusterView:
+        """Return what is free without the jobs ``others`` and those that stop for good; no nodes if it is empty."""
+        if not others:
             return ClusterView(())
-        return self._queue.view_without(min(ended), ended - {min(ended)})
+        self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
+        return self._queue.view_without(min(others), others | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
 
     def _priority(self, question: ParsedJob) -> int:
         """Return a job's priority in the assignment: twice its PriorityClass, plus 1 if it can meet its deadline."""
