@@ -32,7 +32,7 @@ SHORT: Json = {**LONG, "epochs": 1000}
 Body = Callable[[FakeCluster, Operator], Awaitable[None]]
 
 
-def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = True) -> None:
+def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = True, preempts: bool = False) -> None:
     """Run a test on nodes with ``gpus`` each. ``nodes``: name → device type."""
 
     async def main() -> None:
@@ -41,7 +41,7 @@ def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = Tru
             cluster.node(name, device, gpus)
         for namespace in ("team-a", "team-b"):
             cluster.claim("data", "ReadWriteMany", namespace)
-        async with Operator(cluster, together=on) as operator:
+        async with Operator(cluster, together=on, preempts=preempts) as operator:
             await body(cluster, operator)
 
     run(main())
@@ -244,6 +244,30 @@ def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
         assert await replicas(cluster, first) == 1
 
     together({"n1": T4}, body, gpus=4)
+
+
+def test_no_job_moves_for_one_for_which_another_was_preempted() -> None:
+    """Fixed bug: a job on better devices moved to those of the preempted job, so that two jobs stopped for one."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        assert await devices_of(cluster, first) == {A100: 1}
+        await train(cluster, operator, first, "n1")
+        small: Json = {"model": {"name": "digits-cnn"}, "dataset": {"name": "digits"}, "planning": {"resize": "Never"}}
+        victim = cluster.submit("victim", second=1, **{**LONG, **small})
+        await operator.watch(2.0)
+        await train(cluster, operator, victim, "n2")
+        urgent = cluster.submit("urgent", second=2, **SHORT, scheduling={"priorityClassName": "urgent"})
+        await operator.watch(45.0)
+        assert operator.condition(victim, "Preempted") == ("True", "Preempted")
+        await remove_pods(cluster, operator, victim)
+        await operator.watch(15.0)
+        assert operator.planned(urgent) == "Planned" and await devices_of(cluster, urgent) == {T4: 1}
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+
+    together({"n1": A100, "n2": T4}, body, preempts=True)
 
 
 def test_job_that_has_just_started_takes_part_but_does_not_move() -> None:

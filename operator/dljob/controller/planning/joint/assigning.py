@@ -59,7 +59,7 @@ class Share:
         """Return ``view`` with only the nodes and free devices that the job may use."""
         if self.part is None:
             return left_for(view, self.others)
-        return part_of(usable_nodes(question, view), self.part)
+        return part_of(usable_nodes(question, view), self.part, view)
 
 
 @dataclass(frozen=True)
@@ -190,32 +190,32 @@ class Assigning:
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
         """Return what the parts of other waiting jobs leave in ``view``, for a waiting job that cannot run on its part.
 
-        Return None while running jobs move to make room, because the job then waits for its part. Also return None for
-        a job without a part, and for one that already holds devices.
+        Parts of jobs of a lower priority count as free. Return None while running jobs move to make room, because the
+        job then waits for its part, for a job without a part, and for one that already holds devices.
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
         if share is None or share.part is None or moving or self._queue.holds_devices(key):
             return None
-        others = (each.part for other, each in self._shares.items() if other != key and other not in self._running)
-        return left_for(view, tuple(part for part in others if part is not None))
+        others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key, (None, -inf))[1]
+        first = sorted(other for other in others if self._seen.get(other, (None, inf))[1] >= own)
+        return left_for(view, tuple(self._shares[other].part for other in first))
 
-    async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> bool:
+    async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool = True) -> bool:
         """Assign all devices again if that is due, and order running jobs to move. An error is only logged.
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
-        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans.
+        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans. ``orders``: False: none moves.
         """
         if not self._on:
             return False
         self._forget_gone()
         now_s = self._clock()
         if self._due_in_s(waiting) <= 0:
-            state = self._state_of(waiting)
-            self._looked_s = now_s
+            state, self._looked_s = self._state_of(waiting), now_s
             try:
-                await self._assign(waiting, ask, orders=True)
+                await self._assign(waiting, ask, orders=orders)
                 self._state, self._made_s = state, now_s
             except Exception:  # Jobs keep what they have, and the next look tries again.
                 log.exception(
@@ -362,12 +362,12 @@ class Assigning:
         job = self._cache.job(key)
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
-    def _view_without(self, others: set[JobKey]) -> ClusterView:
-        """Return what is free without the jobs ``others`` and those that stop for good; no nodes if it is empty."""
-        if not others:
+    def _view_without(self, keys: set[JobKey]) -> ClusterView:
+        """Return what is free without the jobs ``keys`` and those that stop for good; no nodes if it is empty."""
+        if not keys:
             return ClusterView(())
         self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
-        return self._queue.view_without(min(others), others | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
+        return self._queue.view_without(min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
 
     def _priority(self, question: ParsedJob) -> int:
         """Return a job's priority in the assignment: twice its PriorityClass, plus 1 if it can meet its deadline."""
