@@ -218,6 +218,6 @@ def test_a_part_has_as_many_devices_as_are_assigned_or_as_are_free(free: list[in
 def test_a_part_without_free_devices_is_busy_and_not_of_an_unknown_type() -> None:
     """Fixed bug: a job whose part still belonged to another one waited for a device type "which no node has"."""
     t4, a100 = Node("n0", T4, 8, 0, 2**36, is_gpu=True), Node("n1", "a100", 8, 4, 2**36, is_gpu=True)
-    found = part_of(ClusterView((t4, a100)), Option(T4, 1, 2, 1.0))
+    found = part_of(ClusterView((a100,)), Option(T4, 1, 2, 1.0), ClusterView((t4, a100)))
     assert found == ClusterView((t4,))
     assert rejected(replace(DIGITS, devices=(T4,)), found).reason == "DeviceBusy"
