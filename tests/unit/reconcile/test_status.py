@@ -251,9 +251,7 @@ class TestReported:
         assert before.measured is not None and before.plan is not None
         number = stored.plan.number + 1
         shown = stored.status.model_copy(update={"number": number})
-        moved = stored.model_copy(
-            update={"plan": stored.plan.model_copy(update={"number": number}), "status": shown}
-        )
+        moved = stored.model_copy(update={"plan": stored.plan.model_copy(update={"number": number}), "status": shown})
         assert observed.report is not None
         found = build(observed, before, (), moved, Report.model_validate_json(observed.report), NOW)
         assert (found.measured, found.remaining, found.eta) == (None, None, None)
