@@ -44,7 +44,12 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
 
 def stops(job: JobSeen) -> bool:
     """Return True if the pods of a job, if it has any, stop or are about to stop, so that their devices become free."""
-    if job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
+    if ended(job):
         return True
     found = (item for item in job.status.get("conditions") or () if item.get("type") == "Admitted")
     return any(item.get("status") == "False" for item in found)
+
+
+def ended(job: JobSeen) -> bool:
+    """Return True if a job has ended, or is suspended or deleted, so that its pods stop and no plan of it is in use."""
+    return bool(job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"))

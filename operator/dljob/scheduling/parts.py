@@ -40,14 +40,18 @@ def device_parts(nodes: Sequence[Node]) -> Iterator[tuple[int, int, ClusterView]
         yield count, devices, ClusterView(tuple(part))
 
 
-def part_of(view: ClusterView, part: Option) -> ClusterView:
+def part_of(view: ClusterView, part: Option, whole: ClusterView | None = None) -> ClusterView:
     """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
 
     Free devices of ``view`` are assigned, first from the nodes with the most of them, at most ``part.per_node`` from
     each. If that yields too few, more are assigned from the same nodes. If the whole view has too few free devices of
-    the part's type, all of these are assigned.
+    the part's type, all of these are assigned. If none is free, return the nodes of this type in ``whole``, so that the
+    job waits for busy nodes and not for a type that the cluster lacks. ``whole``: all nodes, also those that the job
+    cannot use now; None: ``view``.
     """
     fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
+    if not fitting:
+        return ClusterView(tuple(node for node in (whole or view).nodes if node.device == part.device))
     fitting.sort(key=lambda node: (-node.free_devices, node.name))
     left, taken = part.devices, Counter[str]()
     for most in (part.per_node, part.devices):

@@ -98,6 +98,8 @@ def build(
         "groups": _groups(observed, accepted, wanted),
         "suggestion": suggestion,
     }
+    if plan is not None and before.plan is not None and plan.number != before.plan.number:
+        changes["measured"] = None  # It was measured with the former plan.
     if observed.plan_record is not None:
         changes["plan_record"] = observed.plan_record
     if start_timeouts is not None:
@@ -183,7 +185,8 @@ def _from_report(
         )
     if status.startup is None or status.startup.first_step_seconds is None:
         changes["startup"] = _startup(job, status, report) or status.startup
-    if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:
+    other_plan = accepted is not None and report.plan_number != accepted.plan.number
+    if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not (done or other_plan):
         expected = accepted.plan.expected if accepted is not None else None
         predicted = (expected.step_s, expected.step_p90_s) if expected is not None else (0.0, 0.0)
         left = steps_time(report.steps - report.step, report.step_s, *predicted)

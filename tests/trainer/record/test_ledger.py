@@ -18,6 +18,17 @@ def step(rank: int, number: int, step_s: float = 0.1, device: str = "cpu") -> St
     )
 
 
+def test_step_time_of_another_plan_is_not_reported() -> None:
+    """Fixed bug: after a move to other devices, the remaining time followed from the step time on the former ones."""
+    ledger = Ledger(PLAN, None)
+    ledger.record(step(0, 4, step_s=2.0), 0.0)
+    before = ledger.report(5.0)
+    again = Ledger(PLAN, before).report(6.0)
+    assert (again.step, again.step_s, again.samples_per_s) == (4, 2.0, 1)
+    moved = Ledger(PLAN.model_copy(update={"number": 2}), before).report(6.0)
+    assert (moved.step, moved.steps, moved.step_s, moved.samples_per_s) == (4, 10, None, None)
+
+
 def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
     ledger = Ledger(PLAN, None, hang_min_s=5.0)
     ledger.record(Hello(rank=0, pid=1), 0.0)

@@ -126,6 +126,7 @@ class TestRejections:
         assert lines["1 x cpu"] == "taint dedicated=x:NoSchedule is not tolerated"
         found = rejected(replace(DIGITS, devices=("t4",)), ClusterView(nodes))
         assert (found.reason, found.transient) == ("DeviceBusy", True)
+        assert "nodes are free (" in found.message  # One node is the minimum, so there is no advice to lower it.
 
     @pytest.mark.parametrize(
         ("toleration", "tolerated"),

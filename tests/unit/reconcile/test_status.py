@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlcontract import CheckpointMark, RunPhase, StartupMarks
+from dlcontract import CheckpointMark, Report, RunPhase, StartupMarks
 from dljob.api import Condition, ConditionStatus, Phase
 from dljob.job.observed import Fetching, Observed, PodSeen, Stuck
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, events, merge_patch, pods_ready
-from dljob.status.build import human_duration
+from dljob.status.build import build, human_duration
 from dljob.status.conditions import MAX_MESSAGE, merge, phase
 from dljob.status.events import MAX_MESSAGE as MAX_EVENT
 from support.builders import CREATED, NOW, after, plan_of, report
@@ -243,6 +243,18 @@ class TestReported:
         predicted_s = plan_of(observed).status.predicted.step_seconds
         assert found.samples_per_second == 9600
         assert found.step_error == pytest.approx((predicted_s - 0.01) / 0.01, abs=1e-4)
+
+    def test_step_time_of_another_plan_is_not_shown(self) -> None:
+        """Fixed bug: after a move, the status compared the step time on the former devices with the new prediction."""
+        observed, stored = self.reported(step_s=0.01), plan_of(started())
+        before = status(step(observed))
+        assert before.measured is not None and before.plan is not None
+        number = stored.plan.number + 1
+        shown = stored.status.model_copy(update={"number": number})
+        moved = stored.model_copy(update={"plan": stored.plan.model_copy(update={"number": number}), "status": shown})
+        assert observed.report is not None
+        found = build(observed, before, (), moved, Report.model_validate_json(observed.report), NOW)
+        assert (found.measured, found.remaining, found.eta) == (None, None, None)
 
     def test_startup_time_is_divided_into_parts(self) -> None:
         began = NOW.timestamp()

@@ -22,6 +22,7 @@ from dljob.scheduling.assignment import (
     total_s,
 )
 from dljob.scheduling.parts import free_devices, left_for, part_of, sizes
+from support.planner_questions import DIGITS, T4, rejected
 
 OPTIONS = st.builds(
     Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)
@@ -264,6 +265,14 @@ def test_a_part_has_as_many_devices_as_are_assigned_or_as_are_free(free: list[in
     view = ClusterView(tuple(Node(f"n{i}", "t4", 8, count, is_gpu=True) for i, count in enumerate(free)))
     found = part_of(view, Option("t4", nodes, per_node, 1.0))
     assert sum(node.free_devices for node in found.nodes) == min(nodes * per_node, sum(free))
-    assert all(0 < node.free_devices <= free[int(node.name[1:])] for node in found.nodes)
+    assert all(0 < node.free_devices <= free[int(node.name[1:])] for node in found.nodes) or not any(free)
     if sum(count >= per_node for count in free) >= nodes:
         assert [node.free_devices for node in found.nodes] == [per_node] * nodes
+
+
+def test_a_part_without_free_devices_is_busy_and_not_of_an_unknown_type() -> None:
+    """Fixed bug: a job whose part still belonged to another one waited for a device type "which no node has"."""
+    t4, a100 = Node("n0", T4, 8, 0, 2**36, is_gpu=True), Node("n1", "a100", 8, 4, 2**36, is_gpu=True)
+    found = part_of(ClusterView((a100,)), Option(T4, 1, 2, 1.0), ClusterView((t4, a100)))
+    assert found == ClusterView((t4,))
+    assert rejected(replace(DIGITS, devices=(T4,)), found).reason == "DeviceBusy"

@@ -262,6 +262,8 @@ class Ledger:
     def report(self, unix_s: float) -> Report:
         """Return the present state of the job for the operator. ``unix_s``: present Unix time, stored in the report."""
         step, evaluated, before = self._step or self._before, self._evaluated, self._before
+        # Another plan, such as on other devices, has other step times.
+        timed = step if self._step or (before and before.plan_number == self.plan.number) else None
         accuracy = before.accuracy if before else None
         if evaluated or self.outcome:
             accuracy = self.outcome.accuracy if self.outcome else evaluated.accuracy if evaluated else None
@@ -278,8 +280,8 @@ class Ledger:
             loss=step.loss if step else None,
             accuracy=accuracy,
             metrics=self._metrics,
-            step_s=step.step_s if step else None,
-            samples_per_s=step.samples_per_s if step else None,
+            step_s=timed.step_s if timed else None,
+            samples_per_s=timed.samples_per_s if timed else None,
             world_size=self._world_size or self._launched,
             ranks=_sampled([self._measures[n] for n in sorted(self._measures)]),
             restarts=self.restarts,

@@ -266,7 +266,8 @@ class Scheduling(ApiModel):
         Field(
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
             "and continues on other nodes. Avoid: a PodDisruptionBudget and marks for autoscalers prevent evictions, "
-            "and the operator does not stop the job for a job of a higher priority."
+            "and the operator neither stops the job for a job of a higher priority, nor restarts it on other devices "
+            "for its own gain or that of others."
         ),
     ] = None
     spot: Annotated[

@@ -221,7 +221,7 @@ class Planning:
                 waiting = self._waiting_for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
-                if not await self._assigning.look(waiting, self._ask):
+                if not await self._assigning.look(waiting, self._ask, orders=not self._preempting.makes_room(waiting)):
                     await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(TICK_S, self._measurements.left_s() or TICK_S)):

@@ -79,6 +79,8 @@ class Preempting:
         self._clock, self._now, self._on = clock, now, on
         self._orders: dict[JobKey, _Order] = {}
         self._looked_s = -inf
+        self._made: tuple[JobKey | None, float] = (None, -inf)
+        """The job for which jobs were ordered to stop last, and when one of them still held devices."""
         self._in_vain: tuple[Hashable, float] = (None, -inf)
         """The waiting and running jobs of the last search, if it found nothing, and the time of this search."""
 
@@ -106,6 +108,16 @@ class Preempting:
             "these jobs are gone"
         )
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
+
+    def makes_room(self, waiting: Mapping[JobKey, ParsedJob]) -> bool:
+        """Return True while jobs stop for one that waits, and until this job had the time to start on their devices.
+
+        ``waiting``: the jobs that wait for devices. Call this at least every ``LOOK_S`` seconds.
+        """
+        by, held_s = self._made
+        if any(order.by == by and self._counts(key, order) for key, order in self._orders.items()):
+            self._made = by, held_s = by, self._clock()
+        return by in waiting and self._clock() - held_s < LOOK_S
 
     async def make_room(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
         """Order running jobs to stop if the first job in line can then start.
@@ -143,7 +155,7 @@ class Preempting:
 
     def forget_all(self) -> None:
         self._orders.clear()
-        self._looked_s, self._in_vain = -inf, (None, -inf)
+        self._looked_s, self._made, self._in_vain = -inf, (None, -inf), (None, -inf)
 
     async def _chosen(
         self, key: JobKey, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
@@ -258,6 +270,7 @@ class Preempting:
         if job is None:
             return
         name = by.key[1] if by.key[0] == victim.key[0] else ""
+        self._made = by.key, self._clock()
         self._orders[victim.key] = _Order(
             job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
         )

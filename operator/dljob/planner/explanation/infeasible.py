@@ -62,7 +62,7 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         "spec.nodes.min",
         f"found {available} nodes that the job can use; expected at least {needed}: "
         + (
-            "wait until nodes are free, or lower nodes.min"
+            f"wait until nodes are free{', or lower nodes.min' if needed > 1 else ''}"
             if busy
             else "add nodes, lower nodes.min or allow more devices"
         )

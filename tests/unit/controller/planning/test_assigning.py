@@ -32,7 +32,7 @@ SHORT: Json = {**LONG, "epochs": 1000}
 Body = Callable[[FakeCluster, Operator], Awaitable[None]]
 
 
-def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = True) -> None:
+def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = True, preempts: bool = False) -> None:
     """Run a test on nodes with ``gpus`` each. ``nodes``: name → device type."""
 
     async def main() -> None:
@@ -41,7 +41,7 @@ def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = Tru
             cluster.node(name, device, gpus)
         for namespace in ("team-a", "team-b"):
             cluster.claim("data", "ReadWriteMany", namespace)
-        async with Operator(cluster, together=on) as operator:
+        async with Operator(cluster, together=on, preempts=preempts) as operator:
             await body(cluster, operator)
 
     run(main())
@@ -179,6 +179,31 @@ def test_running_job_gives_a_device_to_one_that_waits() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+@pytest.mark.parametrize("how", ["deleted", "suspended"])
+def test_no_job_moves_for_devices_that_a_stopping_job_is_about_to_free(how: str) -> None:
+    """Fixed bug: while the pods of a deleted job stopped, another job restarted on fewer devices in vain."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        leaving = cluster.submit("leaving", **{**LONG, "planning": {"resize": "Never"}})
+        await operator.watch(2.0)
+        await train(cluster, operator, leaving, "n1")
+        first = cluster.submit("first", second=1, **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n2")
+        if how == "deleted":
+            await cluster.api.delete(DLJOB, *leaving)
+        else:
+            await cluster.edit(leaving, suspend=True)
+        await operator.watch(2.0)
+        second = cluster.submit("second", second=2, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+        await remove_pods(cluster, operator, leaving)
+        assert await devices_of(cluster, second) == {T4: 4}
+
+    together({"n1": T4, "n2": T4}, body, gpus=4)
+
+
 def test_long_job_does_not_give_way_to_one_that_is_as_long() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **LONG)
@@ -241,6 +266,30 @@ def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+def test_no_job_moves_for_one_for_which_another_was_preempted() -> None:
+    """Fixed bug: a job on better devices moved to those of the preempted job, so that two jobs stopped for one."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        assert await devices_of(cluster, first) == {A100: 1}
+        await train(cluster, operator, first, "n1")
+        small: Json = {"model": {"name": "digits-cnn"}, "dataset": {"name": "digits"}, "planning": {"resize": "Never"}}
+        victim = cluster.submit("victim", second=1, **{**LONG, **small})
+        await operator.watch(2.0)
+        await train(cluster, operator, victim, "n2")
+        urgent = cluster.submit("urgent", second=2, **SHORT, scheduling={"priorityClassName": "urgent"})
+        await operator.watch(45.0)
+        assert operator.condition(victim, "Preempted") == ("True", "Preempted")
+        await remove_pods(cluster, operator, victim)
+        await operator.watch(15.0)
+        assert operator.planned(urgent) == "Planned" and await devices_of(cluster, urgent) == {T4: 1}
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+
+    together({"n1": A100, "n2": T4}, body, preempts=True)
+
+
 def test_job_that_has_just_started_takes_part_but_does_not_move() -> None:
     """Otherwise, jobs that wait would be assigned only what it leaves, and would move again after its rest."""
 
@@ -301,6 +350,28 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
         wait_s, learned = now_s() - made_s, list(outlooks._calibration._high)
         assert learned[:-1] == before
         assert learned[-1] == pytest.approx((wait_s + OFFSET_S) / (forecast.p90 + OFFSET_S), rel=0.2)
+
+    together({"n1": T4}, body, gpus=4)
+
+
+def test_forecast_knows_the_part_of_a_job_that_moves() -> None:
+    """Fixed bug: if a job came during a move, waiting jobs were predicted to start when the moving job ends."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        third = cluster.submit("third", second=2, **SHORT)
+        await operator.watch(20.0)
+        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None
+        assert {job.key: job.held.devices for job in queue.jobs} == {first: {T4: 2}, second: {}, third: {}}
+        outlook = operator.planning.outlook(second)
+        assert outlook is not None and outlook.start is not None
+        assert (outlook.start - operator.now).total_seconds() < 60.0
 
     together({"n1": T4}, body, gpus=4)
 

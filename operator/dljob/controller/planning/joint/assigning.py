@@ -24,7 +24,7 @@ from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import RoomFor
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
-from dljob.job.waiting import stops
+from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
@@ -58,7 +58,7 @@ class Share:
         """Return ``view`` with only the nodes and free devices that the job may use."""
         if self.part is None:
             return left_for(view, self.others)
-        return part_of(usable_nodes(question, view), self.part)
+        return part_of(usable_nodes(question, view), self.part, view)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Assigning:
         """The options and the priority of the jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, _Order] = {}
+        self._gone = set[JobKey]()  # Jobs that no longer exist. Their pods may still run.
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
@@ -150,6 +151,7 @@ class Assigning:
         return self._orders[key].room if self.moves(key) else None
 
     def forget(self, key: JobKey) -> None:
+        self._gone.add(key)
         for state in (self._running, self._shares, self._orders, self._refused_s):
             state.pop(key, None)
 
@@ -185,32 +187,32 @@ class Assigning:
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
         """Return what the parts of other waiting jobs leave in ``view``, for a waiting job that cannot run on its part.
 
-        Return None while running jobs move to make room, because the job then waits for its part. Also return None for
-        a job without a part, and for one that already holds devices.
+        Parts of jobs of a lower priority count as free. Return None while running jobs move to make room, because the
+        job then waits for its part, for a job without a part, and for one that already holds devices.
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
         if share is None or share.part is None or moving or self._queue.holds_devices(key):
             return None
-        others = (each.part for other, each in self._shares.items() if other != key and other not in self._running)
-        return left_for(view, tuple(part for part in others if part is not None))
+        others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key, (None, -inf))[1]
+        first = sorted(other for other in others if self._seen.get(other, (None, inf))[1] >= own)
+        return left_for(view, tuple(self._shares[other].part for other in first))
 
-    async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> bool:
+    async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool = True) -> bool:
         """Assign all devices again if that is due, and order running jobs to move. An error is only logged.
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
-        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans.
+        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans. ``orders``: False: none moves.
         """
         if not self._on:
             return False
         self._forget_gone()
         now_s = self._clock()
         if self._due_in_s(waiting) <= 0:
-            state = self._state_of(waiting)
-            self._looked_s = now_s
+            state, self._looked_s = self._state_of(waiting), now_s
             try:
-                await self._assign(waiting, ask, orders=True)
+                await self._assign(waiting, ask, orders=orders)
                 self._state, self._made_s = state, now_s
             except Exception:  # Jobs keep what they have, and the next look tries again.
                 log.exception(
@@ -297,7 +299,7 @@ class Assigning:
         return [
             Ending(0.0 if stops(job) else remaining(previous(job)).p50, planned_devices(self._plans.known(job.key)))
             for job in others
-            if self._queue.holds_devices(job.key)
+            if self._queue.holds_devices(job.key) and not ended(job)
         ]
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
@@ -326,7 +328,7 @@ class Assigning:
                 weight = self._queue.policy.weight(key[0])
                 jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s))
                 held.append(self._held(key) if key in running else Held({}))
-        self._known = known
+        self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         if orders:
@@ -360,14 +362,12 @@ class Assigning:
         job = self._cache.job(key)
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
-    def _view_without(self, ended: set[JobKey]) -> ClusterView:
-        """Return the nodes with what is free after the jobs ``ended`` have ended. Pods that belong to no job stay.
-
-        Return a view without nodes if ``ended`` is empty.
-        """
-        if not ended:
+    def _view_without(self, keys: set[JobKey]) -> ClusterView:
+        """Return what is free without the jobs ``keys`` and those that stop for good; no nodes if it is empty."""
+        if not keys:
             return ClusterView(())
-        return self._queue.view_without(min(ended), ended - {min(ended)})
+        self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
+        return self._queue.view_without(min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
 
     def _priority(self, question: ParsedJob) -> int:
         return self._queue.job(question).priority
