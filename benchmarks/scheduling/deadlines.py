@@ -30,8 +30,9 @@ from benchmarks.lib.goals import Figure, table
 from dljob.planner import Request
 from dljob.planner.search import objective
 from dljob.planner.search.screen import Screened
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, MIN_RESTARTS_BETWEEN
+from dljob.reconcile.planning.resize import MIN_RESTARTS_BETWEEN
 from dljob.scheduling import Move, move_reason, pace_changed, pace_deadline_s, rest_after_move, rest_with_measured
+from dljob.scheduling.gain import MIN_BETWEEN_S
 
 SPREAD = 0.15
 """Standard deviation of the logarithm of (true / predicted step time)."""

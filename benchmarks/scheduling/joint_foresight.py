@@ -8,7 +8,7 @@ from math import exp
 from benchmarks.scheduling.simulator import SHORT_S, State
 from benchmarks.scheduling.workload import START_S, Job
 
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, MIN_STEPS
+from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling import Interval
 from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.calibration import Calibration
@@ -22,6 +22,7 @@ from dljob.scheduling.forecasting.joint_simulation import (
     JointJob,
     simulate_joint,
 )
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.pace import MEASURED_P90
 
 COSTS = Costs(START_S, START_S, MIN_BETWEEN_S)

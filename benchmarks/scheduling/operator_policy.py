@@ -18,7 +18,7 @@ from benchmarks.scheduling.workload import MODELS, START_S, view
 from dljob.cluster import ClusterView
 from dljob.planner import Decision, Infeasible, plan
 from dljob.planner.types import Choice
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, MIN_STEPS
+from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling import (
     MIN_LEFT_S,
     BoundPod,
@@ -48,6 +48,7 @@ from dljob.scheduling import (
     start_up,
 )
 from dljob.scheduling.assignment import Candidate, Choices, Held, assign, assign_all
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

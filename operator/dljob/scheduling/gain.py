@@ -6,6 +6,8 @@ MIN_GAIN = 0.1
 """Smallest worthwhile gain, as a fraction of the remaining time. Predictions are often wrong by this fraction."""
 MIN_GAIN_S = 60.0
 """Smallest worthwhile gain in seconds. A restart takes 20 s to 60 s, sometimes twice as long as the job's last one."""
+MIN_BETWEEN_S = 600.0
+"""Seconds between two moves of a job that trains. Restarts of up to a minute cost a tenth of that or less."""
 MIN_LEFT_S = 300.0
 """A job with fewer remaining seconds does not move: its result is near, and each restart can fail."""
 

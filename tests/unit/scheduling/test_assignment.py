@@ -21,6 +21,7 @@ from dljob.scheduling.assignment import (
     together,
     total_s,
 )
+from dljob.scheduling.assignment.moves import helped_by
 from dljob.scheduling.parts import free_devices, left_for, part_of, sizes
 from support.planner_questions import DIGITS, T4, rejected
 
@@ -253,6 +254,23 @@ def test_a_job_does_not_miss_its_deadline_for_another_one_unless_that_meets_its_
     ):
         jobs = [Candidate(0, long, due_s=due_s), Candidate(0, short, due_s=other_due_s)]
         assert assign_all(jobs, held, {"t4": 2}, 10.0).moves[0] == moves, (due_s, other_due_s)
+
+
+def test_a_job_counts_that_it_gets_devices_back_only_after_a_rest() -> None:
+    """It would be 225 s slower while another job takes 300 s, but it stays on few devices for ten minutes: 450 s."""
+    short = Candidate(0, (Option("t4", 1, 1, 300.0),))
+    for left_s, moves in ((500.0, False), (5000.0, True)):
+        long = Candidate(0, (Option("t4", 1, 1, 4 * left_s), Option("t4", 1, 4, left_s)))
+        held = [Held({"t4": 4}, left_s, movable=True), Held({})]
+        assert assign_all([long, short], held, {"t4": 4}, 20.0).moves[0] == moves
+
+
+def test_jobs_that_give_up_devices_too_are_not_helped() -> None:
+    long = Candidate(0, tuple(Option("t4", 1, count, 8000.0 / count) for count in (1, 2, 4)))
+    jobs = [long, long, Candidate(0, (Option("t4", 1, 2, 100.0),))]
+    held = [Held({"t4": 4}, 2000.0, movable=True), Held({"t4": 4}, 2000.0, movable=True), Held({})]
+    parts = (Option("t4", 1, 2, 4000.0), Option("t4", 1, 2, 4000.0), Option("t4", 1, 2, 100.0))
+    assert helped_by(0, jobs, held, parts, (True, True, False)) == (2,)
 
 
 def test_sizes_are_those_of_one_node_and_then_whole_nodes() -> None:

@@ -31,14 +31,12 @@ from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.status import FALSE, TRUE, Verdict, find, is_true
 
 CONDITION = "Resizing"
 MIN_STEPS = 20
 """Number of steps of a job before it can grow. The first ones are slow, and the gain depends on measured steps."""
-MIN_BETWEEN_S = 600.0
-"""Seconds between two moves of a job that trains. Restarts of up to a minute cost a tenth of that or less."""
-
 MIN_RESTARTS_BETWEEN = 10
 """Minimum time between two moves of a job that is late for its deadline, in durations of its restart."""
 

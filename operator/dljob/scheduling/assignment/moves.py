@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
-from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
+from dljob.scheduling.gain import MIN_BETWEEN_S, MIN_GAIN, MIN_GAIN_S
 
 
 def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
@@ -72,7 +72,7 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
 def helped_by(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Return the indices of the jobs that get devices of a type of which job ``i`` frees some when it moves.
+    """Return the indices of the jobs that get more devices of a type of which job ``i`` frees some when it moves.
 
     These jobs wait or move, and have at least the priority of job ``i``.
     """
@@ -87,6 +87,7 @@ def helped_by(
         if j != i
         and part is not None
         and part.device in freed
+        and part.devices > held[j].devices.get(part.device, 0)
         and jobs[j].priority >= jobs[i].priority
         and (not held[j].devices or moving[j])
     )
@@ -104,7 +105,8 @@ def repays(
 
     The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job ``i``.
     Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When
-    one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time.
+    one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time, after
+    ``MIN_BETWEEN_S`` seconds or more.
     """
     mine, gained_s, slower_s = parts[i], 0.0, 0.0
     assert mine is not None
@@ -112,7 +114,8 @@ def repays(
     for j in helped:
         part = parts[j]
         assert part is not None
-        slower_s = max(slower_s, min(part.seconds, mine.seconds) * (1 - left_s / mine.seconds))
+        apart_s = min(max(part.seconds, MIN_BETWEEN_S), mine.seconds)
+        slower_s = max(slower_s, apart_s * (1 - left_s / mine.seconds))
         if held[j].devices:
             gained_s += held[j].left_s - part.seconds - restart_s
             continue

@@ -28,11 +28,12 @@ from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, lets_move, may_move
+from dljob.reconcile.planning.resize import lets_move, may_move
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.parts import free_devices, left_for, part_of
 from dljob.status import is_true, previous
 

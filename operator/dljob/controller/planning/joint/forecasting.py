@@ -7,9 +7,10 @@ from datetime import datetime
 from dljob.api import DLJobStatus
 from dljob.job.remaining import RESTART_S
 from dljob.job.reservation import PlannedPods
-from dljob.reconcile.planning.resize import CONDITION, MIN_BETWEEN_S
+from dljob.reconcile.planning.resize import CONDITION
 from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.joint_simulation import Costs, JointJob
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.status import find
 
