@@ -24,7 +24,10 @@ They only say that something has not started yet or is over.
 _QUIET_WHEN_TRUE = {
     "Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound", "WithinQuota",
 }  # fmt: skip
-_NORMAL_WHEN_FALSE = {"WaitingForNodes", "Queued", "AdmissionChecks", "MakingRoom", "MeasuringHardware"}
+_NORMAL_WHEN_FALSE = {
+    "WaitingForNodes", "Queued", "AdmissionChecks", "MakingRoom", "MeasuringHardware", "DeviceBusy", "Replacing",
+    "FetchingSource",
+}  # fmt: skip
 """Reasons of conditions that are False although nothing is wrong, because the job waits as it should.
 
 Their events have the type Normal instead of Warning.

@@ -12,6 +12,7 @@ from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Learned, LearnedPoint
+from dljob.planner.types.texts import duration
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning import make_plan
@@ -68,7 +69,7 @@ def test_late_job_moves_to_more_nodes_and_meets_its_deadline() -> None:
     assert verdict(step(observed, 0.75 * ONE_S), "DeadlineAtRisk") == ("True", "PredictedLate")
     decided = step(looks(observed), 0.75 * ONE_S)
     assert verdict(decided, "Resizing") == ("True", "DeadlineAtRisk"), condition_of(decided, "Resizing").message
-    assert "s are left to the deadline" in condition_of(decided, "Resizing").message
+    assert "are left to the deadline" in condition_of(decided, "Resizing").message
     going = replace(after(observed, decided), capacity_grew=False)
     leaving = step(going, 0.75 * ONE_S + 1)
     assert [scale.replicas for scale in leaving.scales] == [0]
@@ -194,7 +195,7 @@ class TestMissedDeadline:
         decided = step(looks(observed), 0.75 * ONE_S)
         assert verdict(decided, "DeadlineAtRisk") == ("True", "DeadlinePassed")
         found = condition_of(decided, "Resizing")
-        assert f"{1.25 * ONE_S:.3g} s are left to the deadline" in found.message, found.message
+        assert f"{duration(1.25 * ONE_S)} are left to the deadline" in found.message, found.message
 
     def test_new_plan_has_no_deadline(self) -> None:
         """Otherwise, the fastest plan would be chosen, with a warning about an impossible deadline."""

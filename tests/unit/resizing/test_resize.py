@@ -85,7 +85,7 @@ class TestGrow:
         assert needs_view(observed)
         decided = step(observed, 20)
         text = condition_of(decided, "Resizing").message
-        assert text.startswith("from 2 x cpu") and "to 3 x cpu" in text and "s sooner" in text
+        assert text.startswith("from 2 x cpu") and "to 3 x cpu" in text and " sooner" in text
         [event] = [event for event in decided.events if event.reason == "BetterPlan"]
         assert event.type == "Normal"
         going = moving(observed, 20)
@@ -99,7 +99,7 @@ class TestGrow:
         assert (found.nodes, found.plan.number, found.replans, found.resizes) == (3, 2, 1, 1)
         assert not needs_view(there)
         [event] = [e for e in step(replace(going, sets=(), pods=()), 30).events if e.reason == "Resized"]
-        assert event.type == "Normal" and "from 2 x cpu" in event.message and "s sooner" in event.message
+        assert event.type == "Normal" and "from 2 x cpu" in event.message and " sooner" in event.message
 
     def test_plan_without_a_gain_is_not_worthwhile(self) -> None:
         observed = grown(trains_on_two(), TWO)

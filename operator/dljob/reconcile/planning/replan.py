@@ -17,6 +17,7 @@ from dljob.api import Minimize, PlanningMode
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import start_s
 from dljob.planner import Infeasible
+from dljob.planner.types.texts import duration
 from dljob.reconcile import run
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
@@ -165,8 +166,8 @@ def _judged(
     again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.
     stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
     both = (
-        f"the remaining {left} steps take {stay_s:.3g} s with this plan, "
-        f"{move_s:.3g} s with {other.status.summary}, including the restart"
+        f"the remaining {left} steps take {duration(stay_s)} with this plan, "
+        f"{duration(move_s)} with {other.status.summary}, including the restart"
     )
     if move_s >= stay_s:
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {both}")

@@ -22,6 +22,7 @@ from dljob.api import Disruption, Minimize, PlanningMode, Resize
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
+from dljob.planner.types.texts import duration
 from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
@@ -133,15 +134,18 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str, now: 
         return other if _moves(parsed) else None
     found, left = _gain(parsed, other)
     times = (
-        f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
-        f"and {found.move_s:.3g} s with the other plan, including the restart"
+        f"the remaining {left} steps take {duration(found.stay_s)} with this plan, "
+        f"and {duration(found.move_s)} with the other plan, including the restart"
     )
     room, decided = parsed.observed.room_for, _moves(parsed)
     if found.worthwhile:
-        text = f"{change}; {times}: {found.seconds:.3g} s sooner"
+        text = f"{change}; {times}: {duration(found.seconds)} sooner"
         draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", text))
     elif room is not None and found.stay_s >= MIN_LEFT_S:
-        text = f"{change}; the devices speed up {room} more; {times}"
+        text = (
+            f"{change}; the devices speed up {room} more; {times}. It can take devices back after "
+            f"{duration(MIN_BETWEEN_S)} at the earliest"
+        )
         draft.verdicts.append(Verdict(CONDITION, TRUE, "DevicesReassigned", text))
     else:
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}: {times}"))

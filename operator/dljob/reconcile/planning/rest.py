@@ -10,6 +10,7 @@ from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import start_s
+from dljob.planner.types.texts import duration
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import MAX_DEADLINE_S, deadlines, next_deadline
 from dljob.scheduling import Move, Rest, move_reason, pace_deadline_s, rest_after_move, rest_with_measured
@@ -91,13 +92,16 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
     if spec.objective.minimize is Minimize.CARBON:
         stay, moved = (_in_grams(parsed, rest, now) for rest in (stay, moved))
     unit = UNITS.get(spec.objective.minimize, "s")
+
+    def text_of(found: Rest) -> str:
+        return f"{duration(found.p50_s)} (<{duration(found.p90_s)}) and {found.expense:.3g} {unit}"
+
     text = (
-        f"the remaining {left} steps take {stay.p50_s:.3g} s (<{stay.p90_s:.3g} s) and {stay.expense:.3g} {unit} with "
-        f"this plan, and {moved.p50_s:.3g} s (<{moved.p90_s:.3g} s) and {moved.expense:.3g} {unit} with the other, "
+        f"the remaining {left} steps take {text_of(stay)} with this plan, and {text_of(moved)} with the other, "
         "including the restart"
     )
     if available_s is not None:
-        text += f"; {available_s:.3g} s are left to the deadline"
+        text += f"; {duration(available_s)} are left to the deadline"
     return move_reason(stay, moved, available_s), text
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import dltrain.builtin.rank
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.train import session
-from dltrain.train.trainer import Trainer
+from dltrain.train.steps.step import Step
 
-MOMENTS = {"loss": (Trainer, "log"), "agree": (ProcessGroup, "agree"), "evaluate": (dltrain.builtin.rank, "evaluate")}
+MOMENTS = {"loss": (Step, "log"), "agree": (ProcessGroup, "agree"), "evaluate": (dltrain.builtin.rank, "evaluate")}
 
 
 def kill_at_call(function: Callable[..., Any], count: int) -> Callable[..., Any]:
