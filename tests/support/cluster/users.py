@@ -28,6 +28,8 @@ class User:
             {**role, "kind": "Role", "rules": rules},
             {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": subjects},
         )
+        # The API server learns of a binding by a watch.
+        wait_for(f"{name} to have permissions", lambda: f'User "{name}" cannot' not in self.refusal({}), 30)
 
     def run(self, *args: str, stdin: str | None = None) -> str:
         return self.kubectl.run(f"--as={self.name}", *args, stdin=stdin)
