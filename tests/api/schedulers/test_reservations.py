@@ -44,7 +44,9 @@ def planned(job: Json) -> str | None:
 
 def remove(kubectl: Kubectl, *names: str) -> None:
     kubectl.run("delete", "dljob", *names)
-    wait_for("the pods to be gone", lambda: not kubectl.list("pods", "dljob.dev/job"), 60)
+    # Other jobs may start as soon as these pods are gone.
+    label = f"dljob.dev/job in ({', '.join(names)})"
+    wait_for("the pods to be gone", lambda: not kubectl.list("pods", label), 60)
 
 
 def test_jobs_at_once_never_share_devices(play: Play) -> None:
