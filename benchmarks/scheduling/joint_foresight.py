@@ -36,7 +36,7 @@ def joint_jobs(
     moved_s: Mapping[str, float],
     rested_s: Mapping[str, float],
     spread: float,
-    due_s: Callable[[State], float | None],
+    due_s: Callable[[State], float | None] = lambda _: None,
 ) -> list[JointJob]:
     """Return the jobs of a queue as the operator knows them.
 
