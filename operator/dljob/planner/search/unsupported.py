@@ -41,6 +41,8 @@ class _Found(NamedTuple):
     score: float
     text: str
     prediction: Prediction
+    if_asked: str = ""
+    """Condition under which the trainer can run it after all; or ''."""
 
 
 def search(
@@ -70,7 +72,10 @@ def search(
     if chosen is not None:
         bar = objective.score(request, chosen.prediction) * (1 - PAYS)
         ranked = [each for each in ranked if each.score < bar]
-    return tuple(Unsupported(each.text, _reason(each, request, chosen), each.prediction) for each in ranked[:MAX_SHOWN])
+    return tuple(
+        Unsupported(each.text, _reason(each, request, chosen) + each.if_asked, each.prediction)
+        for each in ranked[:MAX_SHOWN]
+    )
 
 
 def _reason(found: _Found, request: Request, chosen: Choice | None) -> str:
@@ -136,12 +141,14 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
         if sharded is not None:
             p = zero.predict(sharded, request, typed)
             yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p)
-    runs = request.model is not None and typed.precision == "FP32" and not typed.recomputes
-    kinds = () if runs and request.no_split_reason is None else KINDS  # the trainer can split built-in models
+    runs = typed.precision == "FP32" and not typed.recomputes and request.no_split_reason is None
+    kinds = () if runs and request.model is not None else KINDS  # the trainer can split built-in models
     if request.parameters is not None:
         kinds = tuple(kind for kind in kinds if kind == "Pipeline")  # figures alone show no pairs of linear layers
     for candidate in (each for kind in kinds for each in hybrids(kind, part, request, model, anywhere=True)):
         found = fewest_micro_batches(candidate, request, model, divides=request.chooses_micro_batches)
         if found is not None:
             text = f"{found[0].describe()}{how}"
-            yield _Found(candidate.strategy, objective.score(request, found[1]), text, found[1])
+            by_name = f"; the trainer can, if the script says how its model is cut (strategy {candidate.strategy})"
+            if_asked = by_name if runs else ""
+            yield _Found(candidate.strategy, objective.score(request, found[1]), text, found[1], if_asked)

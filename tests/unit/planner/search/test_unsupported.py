@@ -48,6 +48,12 @@ class TestWhatIsNamed:
             assert each.reason.startswith("would fit: ")
             assert each.prediction.memory_nbytes <= 80 * 2**30
 
+    def test_pipelines_of_scripts_say_that_the_trainer_can_run_them_if_the_script_cuts_its_model(self) -> None:
+        for precision, can in (("FP32", True), ("BF16", False)):
+            found = rejected(replace(XL, precision=precision), CLUSTER)
+            pipelines = [each.reason for each in found.unsupported if "pipeline" in each.summary]
+            assert pipelines and all(("the trainer can, if the script" in each) == can for each in pipelines)
+
     @pytest.mark.parametrize("batch", [64, 512])
     def test_faster_plans_are_faster_and_are_not_candidates(self, batch: int) -> None:
         asked = replace(XL, global_batch=batch, precision=None, chooses_micro_batches=True)
