@@ -40,9 +40,9 @@ def joint_jobs(
 ) -> list[JointJob]:
     """Return the jobs of a queue as the operator knows them.
 
-    ``spread``: 90th percentile of run times / median. ``due_s``: function to ``JointJob.due_s``.
     A job that trains has a measured step time, which shows its noise. ``moved_s``: when a job that holds devices got
-    them. ``rested_s``: when it may move, of which only a job that trains gives notice.
+    them. ``rested_s``: when it may move, of which only a job that trains gives notice. ``spread``: 90th percentile of
+    run times / median. ``due_s``: function to ``JointJob.due_s``.
     """
     found = []
     for state in line:
@@ -74,10 +74,12 @@ def spread_of(noise: float) -> float:
 
 def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
-    return tuple(
-        Option(use.device, use.nodes, use.devices // use.nodes, factor * use.seconds * max(state.left, 1e-9))
-        for use in state.job.uses
-    )
+    return _options(state.job, factor * max(state.left, 1e-9))
+
+
+def _options(job: Job, part: float = 1.0) -> tuple[Option, ...]:
+    """Return the options of a job, with the predicted seconds of its whole training times ``part``."""
+    return tuple(Option(use.device, use.nodes, use.devices // use.nodes, part * use.seconds) for use in job.uses)
 
 
 def first_part(job: Job) -> float:
@@ -137,7 +139,7 @@ class JointForesight:
         later = [
             JointArrival(
                 job.arrival_s - now_s,
-                JointJob((job.namespace, job.name), 0, all_options(job), first_part=first_part(job)),
+                JointJob((job.namespace, job.name), 0, _options(job), first_part=first_part(job)),
             )
             for job in self.stream
             if arrivals and job.arrival_s > now_s
@@ -145,8 +147,3 @@ class JointForesight:
         factors = [*true, *(noise[each.job.key[1]] for each in later)]
         found = simulate_joint(jobs, factors, free, COSTS, later, first_s=first_s)
         return {name: Interval(wait_s, wait_s, wait_s) for (_, name), (wait_s, _) in found.items()}
-
-
-def all_options(job: Job) -> tuple[Option, ...]:
-    """Return the options of a job's whole training, as predicted."""
-    return tuple(Option(use.device, use.nodes, use.devices // use.nodes, use.seconds) for use in job.uses)

@@ -68,14 +68,16 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
 
 def client(folder: Path) -> Path | None:
     """Return the path of kubectl in `folder`, or None if the folder (such as one that a user chose) has none."""
-    found = folder / CLIENT
-    return found if found.exists() else None
+    return _in(folder, CLIENT)
 
 
 def store(folder: Path) -> Path | None:
     """Return the path of etcd in `folder`, or None if it has none: release archives of Kubernetes have none."""
-    found = folder / STORE
-    return found if found.exists() else None
+    return _in(folder, STORE)
+
+
+def _in(folder: Path, name: str) -> Path | None:
+    return folder / name if (folder / name).exists() else None
 
 
 def _cached(release: Release) -> Iterator[Path]:

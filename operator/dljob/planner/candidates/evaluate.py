@@ -276,10 +276,10 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     """Return the number of CPUs that a pod should request for one of its ranks.
 
-    A GPU rank gets ``option.cores`` CPUs: at least one, so that kernel launches never wait, and more if they shorten
-    steps (``loader_cpus``). A CPU rank gets ``option.cores`` CPUs. If this is at
-    most one CPU, it is multiplied by the fraction of the step in which the rank uses it, or by ``LEAST_BUSY`` if the
-    fraction is lower than that. More CPUs are not multiplied, because the rank starts a thread for each whole CPU.
+    It is ``option.cores``. A GPU rank has at least one CPU, so that kernel launches never wait, and more if they
+    shorten steps (``loader_cpus``). If a CPU rank has at most one, this is multiplied by the fraction of the step in
+    which the rank uses it, or by ``LEAST_BUSY`` if the fraction is lower than that. More CPUs are not multiplied,
+    because the rank starts a thread for each whole CPU.
 
     The rank uses its CPUs while it computes and fetches samples; the 90th percentile of this time counts. It also uses
     them to copy data during communication. Therefore, the fraction (bandwidth of ``link``) / (bandwidth between

@@ -225,13 +225,12 @@ def _with_nodes(
         )
         room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
         largest_batch = memory.largest_batch(held, room, pool.is_gpu, device.growth_factors)
-        cores, input_of = layout.cores, fetching(cores=found.cores, threads=layout.cores)
         if pool.is_gpu:
-            cores = loader_cpus(
-                layout, pool, request, largest_batch, fetching, found.computing,
-                measured=known is not None and known.fetch_s is not None,
-            )  # fmt: skip
+            measured = known is not None and known.fetch_s is not None
+            cores = loader_cpus(layout, pool, request, largest_batch, fetching, found.computing, measured=measured)
             input_of = fetching(cores=cores)
+        else:
+            cores, input_of = layout.cores, fetching(cores=found.cores, threads=layout.cores)
         result.append(
             Option(
                 pool=pool,

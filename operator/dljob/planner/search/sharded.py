@@ -69,9 +69,8 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
     each, is_gpu = option.ranks_per_node, option.pool.is_gpu
     base, rest = divmod(request.global_batch, part.ranks)
     shares = tuple(base + (rank < rest) for rank in range(part.ranks))
-    cores = option.cores
     name = group_names([option.label])[0]
-    group = Group(name, option.label, is_gpu, part.nodes, each, shares, each * cores, cores)
+    group = Group(name, option.label, is_gpu, part.nodes, each, shares, each * option.cores, option.cores)
     return Choice(summary, (group,), "Torch", prediction, "Sharded", found.micro_batches)
 
 
