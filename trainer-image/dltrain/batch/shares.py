@@ -14,11 +14,12 @@ HYSTERESIS = 0.15
 reduction may be noise of a short probe."""
 
 
-UNLIKE = 2.0
+UNLIKE = 3.0
 """Ratio of the slowest to the fastest probe of identical devices from which they count as different.
 
-Probes of three equal nodes that shared two cores took 26.7, 47.8 and 39.3 ms, a ratio of 1.8. A smaller difference that
-lasts is found while training, from 20 steps or more (``dltrain.elastic.balance``)."""
+If three ranks share two cores, two of them may have the same core during the whole probe, and then take twice as long
+as the third. Another node's processes add to this: a ratio of 2 is no evidence that a node is slower. A smaller
+difference that lasts is found while training, from 20 steps or more (``dltrain.elastic.balance``)."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
