@@ -192,6 +192,7 @@ def evaluate(
         micro_batches=micro_batches,
         tensors=workload.tensors,
         bucket_nbytes=request.bucket_nbytes,
+        packing=1.0 if serving else max(o.packing for o in chosen),
     )
     measured = len(known) == len(chosen) and not apart
     if apart:

@@ -7,7 +7,7 @@ that more threads do not speed up. The planner compares both (``perf.step.core_s
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log2
+from math import ceil, inf, log2
 
 from dljob.calibrate.learned import LearnedPoint
 from dljob.cluster.hardware import Hardware
@@ -210,6 +210,20 @@ def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> Core
     on_node = hardware.left(max(pool.cpu, layout.cpus)) / layout.ranks
     left = min(on_node, hardware.left(machine_cpu, nodes) / ranks)
     return replace(use, cores=left, threads=cores) if hardware.background_cpu and left < cores else use
+
+
+def packing_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> float:
+    """Return the time in which the slowest rank of a machine computes, divided by the mean of all its ranks.
+
+    If the threads of all ranks exceed the cores, some cores have one thread more than others. A kernel rarely moves a
+    thread within a step, so the ranks wait for the thread with the smallest part of a core. Three ranks on two cores:
+    4/3. ``use_of`` has the mean. On two cores, the slowest of three ranks took 2.0 to 2.2 times as long as one alone.
+    """
+    if use_of(pool, layout, hardware).cores >= layout.cores:
+        return 1.0
+    cpu = min(pool.machine_cpu(layout.machine_nodes), layout.machine_nodes * pool.cpu)
+    for_each = layout.machine_nodes * layout.ranks * ceil(layout.cores) / ceil(cpu)
+    return ceil(for_each) / for_each if for_each > 1 else 1.0
 
 
 def cores_text(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> str:

@@ -75,6 +75,8 @@ class Option:
     shared_slowdown: float = 1.0
     """Factor by which all other ranks of its machine slow down computing, on its node and others; both curves include
     it."""
+    packing: float = 1.0
+    """Factor by which the slowest rank of a machine exceeds the mean (``node_layout.packing_of``)."""
     min_nodes: int = 1
     """Smallest number of nodes of a plan with this option. With fewer nodes, fewer share a machine."""
     machine_nodes: int = 1
@@ -249,6 +251,7 @@ def _with_nodes(
                 hardware=hardware,
                 slowdown=found.slowdown,
                 shared_slowdown=found.shared_slowdown,
+                packing=found.packing,
                 cores=cores,
                 strategy=strategy,
                 min_ranks=min_ranks,

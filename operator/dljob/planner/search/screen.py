@@ -84,6 +84,7 @@ class Screen:
                 for o, most in zip(options, self._largest, strict=True)
             ]
         )
+        self._packing = np.array([o.packing for o in options])
         self._spread = np.array([o.compute_spread for o in options])
         links = [link_of([o], 2, request.backend) for o in options]
         self._latency_s = np.array([link.latency_s for link, _ in links])
@@ -117,9 +118,10 @@ class Screen:
         compute_s = compute_s - np.where(used, self._update_s, np.inf).min(axis=1) * (1 - 1 / np.maximum(ranks, 1))
         best, choice = self._communication_s(counts, used, ranks, compute_s)
         latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
-        stragglers = {n: straggler_factor(n) - 1 for n in set(ranks.tolist())}
+        stragglers = {n: straggler_factor(n) for n in set(ranks.tolist())}
         finite_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
-        waiting_s = finite_s * np.array([stragglers[n] for n in ranks.tolist()])
+        packing = np.where(used, self._packing, 1.0).max(axis=1)
+        waiting_s = finite_s * (np.array([stragglers[n] for n in ranks.tolist()]) * packing - 1)
         waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
         step_s = compute_s + best + waiting_s
         compute_spread = np.where(used, self._spread, 0.0).max(axis=1)

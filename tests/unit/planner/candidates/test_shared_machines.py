@@ -15,7 +15,7 @@ from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import Decision, FixedChoice, Learned, Request
 from dljob.planner.candidates.cost.implausible import without_implausible
-from dljob.planner.candidates.node_layout import Layout, cores_text, on_machine, shared_layouts, use_of
+from dljob.planner.candidates.node_layout import Layout, cores_text, on_machine, packing_of, shared_layouts, use_of
 from dljob.planner.candidates.pools import Pool, eligible
 from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import decided, view
@@ -25,7 +25,7 @@ NODES: dict[str, Any] = {"count": 3, "cpu": 2, "memory": "7Gi"}
 ALONE, SHARED = view(NODES), view(NODES | {"machine": "host", "machineCpu": 2})
 QUICKSTARTS = view(NODES | {"machine": "development-machine", "machineCpu": 1.85})
 """The nodes of hack/quickstart on two cores, with the labels that hack/cluster sets."""
-MEASURED_S = 0.0154, 0.0163, 0.018
+MEASURED_S = 0.0154, 0.0163, 0.018, 0.0207
 """Steps of quickstart's job in several runs on a quiet machine."""
 
 
@@ -48,8 +48,9 @@ class TestQuickstart:
 
     def test_prediction_with_labels_is_near_the_measured_step(self) -> None:
         found = on_three(QUICKSTARTS).chosen.prediction
-        assert 1e3 * found.step_s == pytest.approx(14.5, abs=0.1)
+        assert 1e3 * found.step_s == pytest.approx(19.1, abs=0.1)
         assert 1e3 * found.compute_s == pytest.approx(3 / 1.85 * 8.25, abs=0.2), "three ranks share 1.85 cores"
+        assert found.step_s > 4 / 3 * found.compute_s, "two of them share one core"
         assert all(abs(found.step_s / step_s - 1) < 0.25 for step_s in MEASURED_S)
         assert "3 nodes share the 1.85 CPUs of a machine" in found.bottleneck
 
@@ -71,6 +72,16 @@ class TestQuickstart:
         alone, shared = (decided(fixed, each).chosen.prediction for each in (ALONE, SHARED))
         assert shared.compute_s == pytest.approx(1.5 * alone.compute_s, rel=0.01)
 
+    def test_steps_wait_for_the_ranks_that_share_a_core(self) -> None:
+        """Regression: three ranks on two cores were predicted to share them evenly; steps took 1.3 times as long."""
+        alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
+        assert shared.step_s > 2 * alone.compute_s
+
+    def test_a_parameter_server_leaves_its_core_to_the_workers(self) -> None:
+        served = replace(QUICKSTART, nodes_min=3, nodes_max=3, collective="ParameterServer")
+        found = decided(served, SHARED).chosen.prediction
+        assert found.step_s < 4 / 3 * found.compute_s
+
     def test_no_candidate_is_shown_twice(self) -> None:
         summaries = [each.summary for each in decided(QUICKSTART, SHARED).candidates]
         assert len(summaries) == len(set(summaries))
@@ -85,7 +96,7 @@ class TestQuickstart:
         alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
         assert alone.energy_J is not None and shared.energy_J is not None
         assert alone.cost_usd is not None and shared.cost_usd is not None
-        assert shared.energy_J == pytest.approx(alone.energy_J, rel=0.1), "the same work on the same two cores"
+        assert alone.energy_J < shared.energy_J < 1.15 * alone.energy_J, "the same work, and a core that waits"
         assert shared.cost_usd / shared.total_s == pytest.approx(alone.cost_usd / alone.total_s, rel=1e-6)
 
 
@@ -95,6 +106,24 @@ class TestUseOfCores:
         assert use_of(pool, Layout(1, 4.0, 4)).cores == 4.0
         assert use_of(pool, Layout(2, 4.0, 4)).cores == 2.0
         assert use_of(pool, Layout(1, 8.0, 4)).cores == 4.0
+
+    @pytest.mark.parametrize(
+        ("machine_cpu", "layout", "slowest"),
+        [
+            (2, Layout(1, 1.0, 3), 4 / 3),  # 2 + 1 ranks on two cores, 1.5 on average
+            (1.85, Layout(1, 1.0, 3), 4 / 3),
+            (2, Layout(1, 1.0, 4), 1.0),
+            (4, Layout(1, 1.0, 4), 1.0),
+            (4, Layout(1, 1.0, 5), 8 / 5),
+            (2, Layout(1, 2.0, 3), 1.0),  # two threads for each rank, so three on each core
+            (2, Layout(1, 0.6, 3), 1.0),  # 1.8 cores: what one rank may not use is left to the others
+        ],
+    )
+    def test_slowest_rank_shares_its_core_with_most_others(
+        self, machine_cpu: float, layout: Layout, slowest: float
+    ) -> None:
+        pool = pool_of(view({"count": 5, "cpu": 2, "memory": "32Gi", "machine": "host", "machineCpu": machine_cpu}))
+        assert packing_of(pool, layout) == pytest.approx(slowest)
 
     def test_nodes_of_a_machine_share_its_memory_bandwidth(self) -> None:
         pool = pool_of(view({"count": 4, "cpu": 8, "memory": "32Gi", "machine": "host", "machineCpu": 32}))

@@ -16,7 +16,7 @@ from dljob.perf.step.core_scaling import CORES_SPREAD
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.transfer import carried
-from dljob.planner.candidates.node_layout import Layout, measured_on, on_machine, use_of
+from dljob.planner.candidates.node_layout import Layout, measured_on, on_machine, packing_of, use_of
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.types import Request
 
@@ -42,7 +42,8 @@ class RankSpeed:
     ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the optimizer's update;
     0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
     ``cores``: CPUs that the rank keeps busy, fewer than those of its layout if nodes share the cores of a machine.
-    ``repeats``: standard deviation of the logarithm of times that earlier equal runs predict.
+    ``repeats``: standard deviation of the logarithm of times that earlier equal runs predict. ``packing``: see
+    ``node_layout.packing_of``.
     """
 
     device: Device
@@ -55,6 +56,7 @@ class RankSpeed:
     cores: float
     shared_slowdown: float
     repeats: float
+    packing: float = 1.0
 
 
 def rank_speed(
@@ -171,8 +173,9 @@ def _cpu_speed(
 
     once_s = update_s(workload, device, use)
     updating_s = 0.0 if points else once_s
+    packing = packing_of(pool, layout, hardware)
     return RankSpeed(
-        device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown, repeats
+        device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown, repeats, packing
     )
 
 
