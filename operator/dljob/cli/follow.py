@@ -42,6 +42,8 @@ class Follower:
         self._phase: str | None = None
         self._progress_mark = -1
         self._restarts = 0
+        self.processed = False
+        """True if a status of this generation of the job was seen, which only an operator writes."""
 
     def look(self, body: Mapping[str, Any]) -> int | None:
         """Print what has changed since the last call. ``body``: the job as the API server returns it.
@@ -53,6 +55,7 @@ class Follower:
         status = readable_status(given := body.get("status") or {})
         if status.observed_generation < self._generation:
             return None
+        self.processed = True
         for condition in status.conditions:
             seen = (condition.status.value, condition.reason, condition.message)
             if seen[:2] == ("True", "Accepted") and condition.type not in self._said:
