@@ -108,7 +108,8 @@ class Follower:
         if status.phase is Phase.COMPLETE:
             if (result := status.result) is not None:
                 accuracy = f", accuracy {100 * result.accuracy:.1f} %" if result.accuracy is not None else ""
-                _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
+                if result.steps > 0:  # Otherwise, the condition says that the script reported no step.
+                    _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
                 if (found := result.analysis) is not None:
                     _say(_described(found))
                 if result.comparison is not None:

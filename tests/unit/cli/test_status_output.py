@@ -126,6 +126,8 @@ class TestFollow:
         done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})
         assert follower.look(done) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
+        assert follower.look(job("Complete", result={"steps": 0, "seconds": 3.5})) == 0
+        assert not capsys.readouterr().out, "the condition Complete says that the script reported no step"
 
     def test_end_of_a_job_shows_its_analysis_and_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
         analysis = {"task": "classification", "samples": 360, "metric": "accuracy", "value": 0.9722, "baseline": 0.1194,
