@@ -11,6 +11,7 @@ from math import isfinite
 
 from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView
+from dljob.cluster.catalogue import gpu
 from dljob.perf.resources.memory import AGENT_NBYTES
 from dljob.perf.workload.observed import Structure
 from dljob.planner.candidates.pools import excluded
@@ -71,7 +72,7 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
 
     The nodes of this run need not be free now, and ``view`` may have only the devices that are assigned to the job: the
     step is then predicted as if they were free. Return ``learned`` unchanged if there is no measured step, if the
-    profile has measured computing times, or if ``view`` has no node of the device type of this run.
+    profile has measured computing times, or if no node of ``view`` tells about the place of this run (``_with_run``).
     """
     seen = request.structure
     if seen is None or seen.step_s is None:
@@ -204,9 +205,14 @@ def _with_run(request: Request, seen: Structure, view: ClusterView) -> ClusterVi
     """Return nodes on which an observed run has room, as if all that they have were free.
 
     They are the nodes of its device type in ``view`` that the request does not exclude, and copies of them if these are
-    too few. Return ``view`` if it has no such node, or if the run, which the script itself reports, had too many.
+    too few. If there is none because the job gets another type of GPU, they are nodes with the GPU of the run: its step
+    is the measurement from which that of the other type is predicted. Return ``view`` without any such node, or if the
+    run, which the script itself reports, had too many.
     """
-    nodes = [node for node in view.nodes if node.device == seen.device and excluded(node, request) is None]
+    allowed = [node for node in view.nodes if excluded(node, request) is None]
+    nodes = [node for node in allowed if node.device == seen.device]
+    if not nodes and gpu(seen.device) is not None:
+        nodes = [replace(node, device=seen.device) for node in allowed if node.is_gpu]
     if not nodes or seen.nodes > MAX_NODES:
         return view
     copies = -(-seen.nodes // len(nodes))

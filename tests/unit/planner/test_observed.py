@@ -79,6 +79,15 @@ def test_measured_step_counts_if_the_place_of_the_run_is_not_free(nodes: int) ->
     assert found.prediction.total_s == pytest.approx(0.2 * 100 * 2 * nodes, rel=0.2), "the same number of samples"
 
 
+def test_measured_step_counts_on_nodes_with_another_gpu_only() -> None:
+    """Regression: in an assignment of all jobs, a job's part has one type of GPU. It was predicted from operations."""
+    a100 = "NVIDIA-A100-SXM4-40GB"
+    nodes = [{"device": device, "count": 2, "devices": 2, "cpu": 8, "memory": "32Gi"} for device in (T4, a100)]
+    asked, run = replace(SCRIPT, devices=(T4,)), known(device=a100, nodes=1, ranks_per_node=2, cores=None, step_s=0.2)
+    whole, part = (decided(asked, view(*given), run).chosen.prediction for given in (nodes, nodes[:1]))
+    assert part.step_s == pytest.approx(whole.step_s, rel=1e-6) and 0.2 < part.step_s < 2
+
+
 @pytest.mark.parametrize("step_s", [0.005, 0.05, 0.3])
 def test_step_shorter_than_the_predicted_communication_is_predicted_at_its_place(step_s: float) -> None:
     """Regression: scripts that reduce less than all gradients in float32 were predicted up to 100 times too slow."""
