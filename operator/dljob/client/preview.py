@@ -126,7 +126,7 @@ def defaults_of(state: ClusterState, namespace: str) -> tuple[JobDefaults, NodeT
 def planned(
     job: Job, state: ClusterState, defaults: JobDefaults = NO_DEFAULTS, templates: NodeTemplates = NO_TEMPLATES
 ) -> tuple[Recommendation, list[tuple[int, Choice]]]:
-    """Return the plan of a job that would start, or be planned again, now, and its scaling curve: (number of nodes, best plan for it).
+    """Return the plan of a job that would be planned now, and its scaling curve: (number of nodes, best plan for it).
 
     Raise BadInputError for a job that cannot be planned.
     """

@@ -118,7 +118,7 @@ def _settings(job: Job, state: ClusterState) -> tuple[JobDefaults, NodeTemplates
 
 
 def _namespace(job: Job, state: ClusterState) -> str:
-    """Return the namespace of the job, or the one that it would get, if the cluster has jobs, or profiles for some only.
+    """Return the namespace of the job, or the one that it would get, in a real cluster or with profiles of namespaces.
 
     Otherwise, the namespace does not matter, and there may be no kubeconfig to name it.
     """

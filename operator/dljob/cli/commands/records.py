@@ -100,6 +100,6 @@ def _check_exists(job: str, namespace: str) -> None:
     """Raise BadInputError if the namespace has no such job."""
     if remote.reach(lambda api: job_is_missing(api, namespace, job)):
         raise BadInputError(
-            f"{job}: found no DLJob with this name in namespace {namespace}; expected an existing job. Correct the name, "
-            "or name its namespace with -n; dljob top -A lists all jobs"
+            f"{job}: found no DLJob with this name in namespace {namespace}; expected an existing job. Correct the "
+            "name, or name its namespace with -n; dljob top -A lists all jobs"
         )
