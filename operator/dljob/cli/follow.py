@@ -42,6 +42,8 @@ class Follower:
         self._phase: str | None = None
         self._progress_mark = -1
         self._restarts = 0
+        self.processed = False
+        """True if a status of this generation of the job was seen, which only an operator writes."""
 
     def look(self, body: Mapping[str, Any]) -> int | None:
         """Print what has changed since the last call. ``body``: the job as the API server returns it.
@@ -53,6 +55,7 @@ class Follower:
         status = readable_status(given := body.get("status") or {})
         if status.observed_generation < self._generation:
             return None
+        self.processed = True
         for condition in status.conditions:
             seen = (condition.status.value, condition.reason, condition.message)
             if seen[:2] == ("True", "Accepted") and condition.type not in self._said:
@@ -105,7 +108,8 @@ class Follower:
         if status.phase is Phase.COMPLETE:
             if (result := status.result) is not None:
                 accuracy = f", accuracy {100 * result.accuracy:.1f} %" if result.accuracy is not None else ""
-                _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
+                if result.steps > 0:  # Otherwise, the condition says that the script reported no step.
+                    _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
                 if (found := result.analysis) is not None:
                     _say(_described(found))
                 if result.comparison is not None:

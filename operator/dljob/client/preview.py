@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from dljob.client.operator_pods import OperatorPod
 from dljob.cluster import ClusterView
 from dljob.cluster.energy import DAY_S
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.job.observed import JOB_LABEL
 from dljob.job.plan.recommendation import Job, Recommendation, recommend
 from dljob.job.plan.status import figures
 from dljob.job.profiles import learned_by_model
@@ -35,10 +36,17 @@ class ClusterState:
     """The DLProfile objects of the cluster, also those that only the plans of one namespace use."""
     warning: str | None = None
     """What the user may not read, and what plans use instead; None if the user may read all that plans depend on."""
+    without: Callable[[str, str], ClusterView] | None = None
+    """Function that returns the nodes as if the pods of the job with this namespace and name were gone; None for a
+    cluster that a file describes, which has no jobs."""
 
-    def in_namespace(self, namespace: str) -> "ClusterState":
-        """Return the state for the plans of a namespace: its measured constants, and nodes that its jobs can use."""
-        view = self.view.on_platforms(operator_pods.architectures(self.operators, namespace))
+    def of_job(self, namespace: str, job: str) -> "ClusterState":
+        """Return the state for the plan of a job: the measured constants of its namespace, and nodes that it can use.
+
+        What the job itself uses, if it runs already, counts as free, as for the operator.
+        """
+        view = self.view if self.without is None else self.without(namespace, job)
+        view = view.on_platforms(operator_pods.architectures(self.operators, namespace))
         return replace(self, view=view, constants=learned_by_model(self.profiles, namespace))
 
 
@@ -79,7 +87,17 @@ async def observe(api: Any) -> ClusterState:
             )
     seen = [node(body) for body in nodes]
     operators = operator_pods.operator_pods(pods, {each.name: each.labels for each in seen})
-    return ClusterState(cluster_view(seen, pods), learned_by_model(profiles, ""), operators, tuple(profiles), warning)
+
+    def without(namespace: str, job: str) -> ClusterView:
+        return cluster_view(seen, [each for each in pods if not _is_of(each["metadata"], namespace, job)])
+
+    view, constants = cluster_view(seen, pods), learned_by_model(profiles, "")
+    return ClusterState(view, constants, operators, tuple(profiles), warning, without)
+
+
+def _is_of(metadata: Mapping[str, Any], namespace: str, job: str) -> bool:
+    """Return True if the pod with this metadata is one of a job."""
+    return metadata.get("namespace") == namespace and (metadata.get("labels") or {}).get(JOB_LABEL) == job
 
 
 async def refusals(api: Any, jobs: Sequence[tuple[Job, str]]) -> list[str]:
@@ -108,7 +126,7 @@ def defaults_of(state: ClusterState, namespace: str) -> tuple[JobDefaults, NodeT
 def planned(
     job: Job, state: ClusterState, defaults: JobDefaults = NO_DEFAULTS, templates: NodeTemplates = NO_TEMPLATES
 ) -> tuple[Recommendation, list[tuple[int, Choice]]]:
-    """Return the plan of a job that would start now, and its scaling curve: (number of nodes, best plan for it).
+    """Return the plan of a job that would be planned now, and its scaling curve: (number of nodes, best plan for it).
 
     Raise BadInputError for a job that cannot be planned.
     """

@@ -30,6 +30,18 @@ async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
     return found
 
 
+async def job_is_missing(api: Any, namespace: str, job: str) -> bool:
+    """Return True if the namespace has no such DLJob; False also if the user may not read it."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+
+    try:
+        await api.get(DLJOB, namespace, job)
+    except ApiError as error:
+        return bool(error.not_found)
+    return False
+
+
 def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
     """Return {rank: last output}, in the order of ranks, from ``body``, the ConfigMap ``<job>-logs``.
 

@@ -57,7 +57,8 @@ class WarningEvents:
         """Return the state of a job with the messages of warning events, and True if the job has a possible problem.
 
         Possible problems are a pending checkpoint claim, a StatefulSet without all its pods, and a container that is
-        still starting. While there is one, the caller should call again, because events may still arrive.
+        still starting. While there is one, the caller should call again, because events may still arrive. A pod that
+        failed to fetch its files is no such problem: its status has the cause, and its events only say BackOff.
         """
         job, troubled = observed.job, False
         claims, sets, pods = dict(observed.claims), list(observed.sets), list(observed.pods)
@@ -72,6 +73,8 @@ class WarningEvents:
                 problem = await self.about(job, "StatefulSet", item.name, now)
                 sets[i], troubled = replace(item, problem=problem), True
         for i, pod in enumerate(pods):
+            if pod.fetching is not None and pod.fetching.exit_code is not None:
+                continue
             if pod.stuck is not None and pod.stuck.reason in NOT_YET:
                 problem = await self.about(job, "Pod", pod.name, now)
                 pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod

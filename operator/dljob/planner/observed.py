@@ -11,15 +11,17 @@ from math import isfinite
 
 from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView
+from dljob.cluster.catalogue import gpu
 from dljob.perf.resources.memory import AGENT_NBYTES
 from dljob.perf.workload.observed import Structure
+from dljob.planner.candidates.pools import excluded
 from dljob.planner.types import Choice, Decision, FixedChoice, Infeasible, Prediction, Request
 from dljob.planner.types.texts import duration
 from dljob.planner.unpredicted import ASSUMED_GPU_NBYTES, ASSUMED_NBYTES, MAX_NODE_SHARE
 
 Constants = Mapping[tuple[str, str], Learned]
-Plan = Callable[[Request, Constants], Decision | Infeasible]
-"""Function that plans a request whose model is known, with these constants."""
+Plan = Callable[[Request, ClusterView, Constants], Decision | Infeasible]
+"""Function that plans a request whose model is known on a view of the cluster, with these constants."""
 MEASURED_STEPS = 50
 """Number of steps that count as measured in an observed run."""
 ROUNDS = 4
@@ -30,6 +32,10 @@ LEAST_PART = 0.05
 """Smallest part of a measured step that counts as computing."""
 CLOSE = 1.02
 """Largest ratio of the predicted to the measured step up to which the formulas of communication are used."""
+MAX_NODES = 4096
+"""Largest number of nodes of an observed run that are added to a view in which they are not free."""
+RUN_NBYTES = 2**40
+"""Free memory of these nodes: the run had enough, so that memory must not rule out its place."""
 PART = 0.5
 """Part of a measured step that counts as computing if the predicted communication alone takes longer than the step."""
 
@@ -64,8 +70,9 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
     reduces less than assumed, such as compressed or sparse gradients. The measured step then also counts as one of
     several devices, so that it replaces the formulas of communication.
 
-    Return ``learned`` unchanged if there is no measured step, if the profile has measured computing times, or if the
-    step cannot be predicted because the cluster now lacks the nodes of this run.
+    The nodes of this run need not be free now, and ``view`` may have only the devices that are assigned to the job: the
+    step is then predicted as if they were free. Return ``learned`` unchanged if there is no measured step, if the
+    profile has measured computing times, or if no node of ``view`` tells about the place of this run (``_with_run``).
     """
     seen = request.structure
     if seen is None or seen.step_s is None:
@@ -74,17 +81,16 @@ def with_measured_step(request: Request, view: ClusterView, learned: Constants, 
     known = learned.get(key, Learned())
     if known.points:
         return learned
-    asked = _at(
-        request, [FixedChoice(seen.device, seen.nodes, seen.ranks_per_node, seen.batch)], seen.batch * seen.ranks
-    )
-    if seen.cores is not None:
-        cpus = _requested_cpus(seen.device, seen.nodes, seen.ranks_per_node, float(seen.cores), view)
-        asked = replace(asked, cpu_per_pod=cpus, cpu_limit_per_pod=None, threads_per_rank=None)
+    asked = _at_run(request, seen, view)
     compute_s, result = seen.step_s, learned
     for _ in range(ROUNDS):
         point = LearnedPoint(seen.batch, compute_s, MEASURED_STEPS, seen.cores, seen.ranks_per_node)
         result = {**learned, key: replace(known, points=(point,))}
-        found = plan(asked, result)
+        found = plan(asked, view, result)
+        if isinstance(found, Infeasible):
+            view = _with_run(request, seen, view)
+            asked = _at_run(request, seen, view)
+            found = plan(asked, view, result)
         if isinstance(found, Infeasible):
             return result if seen.ranks == 1 else learned
         choice = found.chosen
@@ -121,7 +127,7 @@ def predicted(
         # The search would choose the number of CPUs. These are the CPUs that the pods request.
         cpus = [_requested_cpus(g.device, g.nodes, g.ranks_per_node, g.cores, view) for g in chosen.groups]
         asked = replace(asked, cpu_per_pod=max(cpus))
-    found = plan(asked, learned)
+    found = plan(asked, view, learned)
     decision = replace(decision, structure=seen, missing=request.missing)
     if isinstance(found, Infeasible):
         text = f"no time is predicted from the script's observed structure: {found.field}: {found.message}"
@@ -183,6 +189,48 @@ def with_absurd_structure(decision: Decision | Infeasible) -> Decision | Infeasi
         return decision
     text = "no time is predicted from the script's observed structure, because its figures are impossible"
     return replace(decision, warning="; ".join(filter(None, (decision.warning, text))))
+
+
+def _at_run(request: Request, seen: Structure, view: ClusterView) -> Request:
+    """Return the request for a prediction at the place of an observed run, with the CPUs that its pods requested."""
+    place = FixedChoice(seen.device, seen.nodes, seen.ranks_per_node, seen.batch)
+    asked = _at(request, [place], seen.batch * seen.ranks)
+    if seen.cores is None:
+        return asked
+    cpus = _requested_cpus(seen.device, seen.nodes, seen.ranks_per_node, float(seen.cores), view)
+    return replace(asked, cpu_per_pod=cpus, cpu_limit_per_pod=None, threads_per_rank=None)
+
+
+def _with_run(request: Request, seen: Structure, view: ClusterView) -> ClusterView:
+    """Return nodes on which an observed run has room, as if all that they have were free.
+
+    They are the nodes of its device type in ``view`` that the request does not exclude, and copies of them if these are
+    too few. If there is none because the job gets another type of GPU, they are nodes with the GPU of the run: its step
+    is the measurement from which that of the other type is predicted. Return ``view`` without any such node, or if the
+    run, which the script itself reports, had too many.
+    """
+    allowed = [node for node in view.nodes if excluded(node, request) is None]
+    nodes = [node for node in allowed if node.device == seen.device]
+    if not nodes and gpu(seen.device) is not None:
+        nodes = [replace(node, device=seen.device) for node in allowed if node.is_gpu]
+    if not nodes or seen.nodes > MAX_NODES:
+        return view
+    copies = -(-seen.nodes // len(nodes))
+    return ClusterView(
+        tuple(
+            replace(
+                node,
+                name=f"{node.name}-{number}" if number else node.name,
+                devices=max(node.devices, seen.ranks_per_node) if node.is_gpu else node.devices,
+                free_devices=max(node.devices, seen.ranks_per_node) if node.is_gpu else node.devices,
+                free_cpu=node.cpu,
+                free_memory_nbytes=max(node.free_memory_nbytes, RUN_NBYTES),
+                free_pods=None,
+            )
+            for number in range(copies)
+            for node in nodes
+        )
+    )
 
 
 def _requested_cpus(device: str, nodes: int, ranks: int, cores: float, view: ClusterView) -> float:

@@ -97,16 +97,12 @@ def _plan_stated(request: Request, view: ClusterView, learned: Constants) -> Dec
 
 def _plan_observed(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
     """Return the best plan for a request with an observed structure."""
-
-    def plan_known(asked: Request, known: Constants) -> Decision | Infeasible:
-        return _plan_described(asked, view, known)
-
-    learned = with_measured_step(request, view, learned, plan_known)
-    found = None if request.missing else plan_known(request, learned)
+    learned = with_measured_step(request, view, learned, _plan_described)
+    found = None if request.missing else _plan_described(request, view, learned)
     if isinstance(found, Decision):
         return with_assumed_memory(request, found, view)
     # A wrong structure, which the script itself reports, must not keep its job from running.
-    return predicted(request, view, plan_unpredicted(request, view), learned, plan_known)
+    return predicted(request, view, plan_unpredicted(request, view), learned, _plan_described)
 
 
 def _plan_described(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:

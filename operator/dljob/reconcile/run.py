@@ -27,7 +27,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
     report, accepted = parsed.report, parsed.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
-            return _complete(report)
+            return _complete(report, accepted.plan.model.framework)
         limit = accepted.plan.backoff_limit
         if report.phase is RunPhase.FAILED:
             return _failed(parsed, report, report.failures - failure_conditions.ignored(accepted), limit)
@@ -40,14 +40,14 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
     return storage_evictions.ending(parsed) or _no_data(parsed) or _overdue(parsed, now)
 
 
-def _complete(report: Report) -> Verdict:
+def _complete(report: Report, framework: str) -> Verdict:
     """Return the verdict Complete of a job whose training has succeeded.
 
     Its reason says whether the training made all its steps, reached its target earlier, or stopped because the model no
-    longer improved.
+    longer improved. ``framework``: of its plan.
     """
     stopped = report.outcome.stopped if report.outcome is not None else None
-    text = _success(report)
+    text = _success(report, framework)
     if stopped is None or stopped.reason not in reasons.OF_COMPLETION:
         return Verdict("Complete", TRUE, "Complete", text)
     reached = stopped.reason == reasons.TARGET_REACHED
@@ -75,13 +75,18 @@ def _no_data(parsed: ParsedJob) -> Verdict | None:
     return None
 
 
-def _success(report: Report) -> str:
+def _success(report: Report, framework: str) -> str:
+    """Return the message about a job that is complete. ``framework``: of its plan."""
     if report.outcome is None:
         return f"trained {report.step} steps"
     out = report.outcome
     accuracy = f", accuracy {100 * out.accuracy:.2f} %" if out.accuracy is not None else ""
     checkpoint = f"; last checkpoint {out.checkpoint}" if out.checkpoint else ""
     page = f"; report {out.report}" if out.report else ""
+    if out.steps == 0:
+        hint = ". A script of spec.trainer.framework DLTrain calls dltrain.init; for others, set Torchrun or MPI"
+        hint = hint if framework == "DLTrain" else ""
+        return f"the script reported no step, and ended with exit code 0 after {out.seconds:.1f} s{page}{hint}"
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 

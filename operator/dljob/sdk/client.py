@@ -95,7 +95,7 @@ class Client:
             state = self._session.call(preview.observe)
             refused = self._session.call(lambda api: preview.refusals(api, [(wanted, namespace)]))
             settings = preview.defaults_of(state, namespace)
-            found, points = preview.planned(wanted, state.in_namespace(namespace), *settings)
+            found, points = preview.planned(wanted, state.of_job(namespace, wanted.name), *settings)
         except BadInputError as error:
             raise translated(error) from None
         return Plan(preview.document(found, points), refused[0] if refused else None, state.warning)

@@ -73,6 +73,19 @@ def test_script_with_a_relative_path_knows_its_absolute_path(tmp_path: Path, mon
     assert f"file {script}" in ended.output and "rows [0, 1, 4, 9]" in ended.output
 
 
+def test_missing_script_is_a_command_that_was_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: a job whose source lacks the script showed a traceback of the agent's own modules."""
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("train.py"), 400.0)
+    assert ended.code == 127 and "Traceback" not in ended.output, ended.output
+    assert f"cannot start: found no file train.py in {tmp_path}; " in ended.output
+    assert ended.output.rstrip().endswith("The folder has: a.py, b.py")
+    ended = run(alone("src/train.py"), 400.0)
+    assert ended.code == 127 and f"found no folder {tmp_path}/src" in ended.output, ended.output
+
+
 FINALIZES = """
 import json
 import os

@@ -1,5 +1,6 @@
 """Tests of what the command line prints of jobs: ``top``, ``run``, ``logs`` and ``report``."""
 
+import asyncio
 import base64
 import gzip
 from pathlib import Path
@@ -12,6 +13,8 @@ from dljob.cli.commands import records
 from dljob.cli.commands.top import lines
 from dljob.cli.follow import Follower
 from dljob.client.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
+from dljob.kube import Api, ApiError
+from dljob.kube.kinds import CONFIG_MAP, Kind
 
 ROOT = Path(__file__).resolve().parents[3]
 DIGITS = str(ROOT / "examples/digits.yaml")
@@ -123,6 +126,8 @@ class TestFollow:
         done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})
         assert follower.look(done) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
+        assert follower.look(job("Complete", result={"steps": 0, "seconds": 3.5})) == 0
+        assert not capsys.readouterr().out, "the condition Complete says that the script reported no step"
 
     def test_end_of_a_job_shows_its_analysis_and_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
         analysis = {"task": "classification", "samples": 360, "metric": "accuracy", "value": 0.9722, "baseline": 0.1194,
@@ -275,3 +280,23 @@ def test_job_without_a_stored_report_is_named(
     monkeypatch.setattr(records.remote, "reach", lambda _: {})
     assert main(["report", "digits", "-n", "a"]) == 2
     assert "digits: found no run report in ConfigMap digits-logs of namespace a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["logs", "report"])
+@pytest.mark.parametrize("code", [404, 403])
+def test_name_of_no_job_is_named(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: for a wrong name, the commands expected a job that has ended."""
+
+    class NoObjects(Api):
+        def __init__(self) -> None:
+            pass
+
+        async def get(self, kind: Kind, namespace: str, name: str) -> Any:
+            raise ApiError(404 if kind is CONFIG_MAP else code, "NotFound", f"{kind.plural} {name}")
+
+    monkeypatch.setattr(records.remote, "reach", lambda work: asyncio.run(work(NoObjects())))
+    assert main([command, "digits", "-n", "a"]) == 2
+    unnamed = "digits: found no DLJob with this name in namespace a; expected an existing job."
+    assert (unnamed in (error := capsys.readouterr().err)) is (code == 404), error

@@ -175,7 +175,7 @@ class TestPreview:
             api.find = find  # type: ignore[method-assign,assignment]
             return await preview.observe(api)
 
-        found = asyncio.run(observed()).in_namespace("team-a")
+        found = asyncio.run(observed()).of_job("team-a", "digits")
         return [each.name for each in found.view.nodes if each.left_out]
 
     @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Tests that warning events are queried only for lasting problems, and not in every reconcile."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from dljob.job.observed import ClaimSeen, Observed, PodSeen, SetSeen, Stuck
+from dljob.job.observed import SOURCE_CONTAINER, ClaimSeen, Fetching, Observed, PodSeen, SetSeen, Stuck
 from dljob.kube import Api, warning_events
 from dljob.kube.warning_events import RECHECK_S, WarningEvents
+from dljob.status.pods import pods_ready
 from support.builders import seen
 
 Json = dict[str, Any]
@@ -70,6 +72,17 @@ def test_slowly_starting_container_shows_its_warning(monkeypatch: pytest.MonkeyP
     stuck = [item.pods[0].stuck for item in found]
     assert [item and item.reason for item in stuck] == [*["ContainerCreating"] * 4, "CannotStart"]
     assert stuck[-1] is not None and stuck[-1].message == "secret not found"
+
+
+def test_failed_fetch_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: "Back-off restarting failed container source" took the place of the missing ConfigMap."""
+    api = RecordingApi(warning("Back-off restarting failed container source", "BackOff"))
+    fetch = Fetching(74, "found no ConfigMap 'mine'", SOURCE_CONTAINER)
+    pod = replace(NOT_YET, stuck=Stuck("PodInitializing", ""), fetching=fetch)
+    found = observe_at(monkeypatch, api, seen(pods=(pod,)), 0, 6, 12, 18, 24, 30)
+    assert found[-1].pods == (pod,)
+    verdict = pods_ready(found[-1], 1, NOW)
+    assert verdict.reason == "SourceNotFetched" and "found no ConfigMap 'mine'" in verdict.message
 
 
 @pytest.mark.parametrize(

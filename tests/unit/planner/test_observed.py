@@ -23,7 +23,8 @@ CPUS = view({"device": "cpu", "count": 4, "cpu": 2, "memory": "8Gi", "bandwidth"
 
 
 def known(seen: Structure = SEEN, **more: object) -> dict[tuple[str, str], Learned]:
-    return {("program-1", seen.device): Learned(structure=replace(seen, **more))}  # type: ignore[arg-type]
+    structure = replace(seen, **more)  # type: ignore[arg-type]
+    return {("program-1", structure.device): Learned(structure=structure)}
 
 
 def shape_of(found: Decision) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -63,6 +64,28 @@ def test_measured_step_is_predicted_at_its_place(ranks: int, factor: float) -> N
     again = decided(asked, CPUS, known(nodes=ranks, step_s=factor * first_s)).chosen.prediction
     assert again.step_s == pytest.approx(factor * first_s, rel=0.05)
     assert again.basis == "profile" and again.step_p90_s / again.step_s < 2
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_measured_step_counts_if_the_place_of_the_run_is_not_free(nodes: int) -> None:
+    """Regression: on the only free device, a step of 0.4 s was predicted as 2 ms, from the script's operations alone."""
+    asked = replace(SCRIPT, nodes_min=1, nodes_max=nodes)
+    run = known(device=T4, nodes=nodes, ranks_per_node=2, cores=None, step_s=0.2, steps=100)
+    whole = view({"device": T4, "count": 2, "devices": 2, "cpu": 8, "memory": "32Gi"})
+    part = replace(whole, nodes=(replace(whole.nodes[0], free_devices=1),))
+    found = decided(asked, part, run).chosen
+    assert [len(group.shares) for group in found.groups] == [1], "one rank"
+    assert found.prediction.step_s == pytest.approx(0.2, rel=0.2) and found.prediction.basis == "profile"
+    assert found.prediction.total_s == pytest.approx(0.2 * 100 * 2 * nodes, rel=0.2), "the same number of samples"
+
+
+def test_measured_step_counts_on_nodes_with_another_gpu_only() -> None:
+    """Regression: in an assignment of all jobs, a job's part has one type of GPU. It was predicted from operations."""
+    a100 = "NVIDIA-A100-SXM4-40GB"
+    nodes = [{"device": device, "count": 2, "devices": 2, "cpu": 8, "memory": "32Gi"} for device in (T4, a100)]
+    asked, run = replace(SCRIPT, devices=(T4,)), known(device=a100, nodes=1, ranks_per_node=2, cores=None, step_s=0.2)
+    whole, part = (decided(asked, view(*given), run).chosen.prediction for given in (nodes, nodes[:1]))
+    assert part.step_s == pytest.approx(whole.step_s, rel=1e-6) and 0.2 < part.step_s < 2
 
 
 @pytest.mark.parametrize("step_s", [0.005, 0.05, 0.3])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dlcontract import Failure, Mismatch, RunPhase, Until
+from dlcontract import Failure, Mismatch, Outcome, RunPhase, Until
 from dljob.api import Phase
 from dljob.job.observed import Fetching, Observed, Rejected
 from dljob.reconcile import needs_view
@@ -220,6 +220,16 @@ class TestEnds:
         assert "accuracy 97.33 %" in condition_of(desired, "Complete").message
         assert desired.measurements is not None and desired.measurements.model == "digits-cnn"
         assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
+
+    @pytest.mark.parametrize("framework", ["DLTrain", "Torchrun"])
+    def test_script_that_reports_no_step_is_not_said_to_have_trained_none(self, framework: str) -> None:
+        """Fixed bug: an unmodified torchrun script, which reports nothing, was "trained 0 steps in 36000.0 s"."""
+        trained = {**DIGITS, "model": {"hints": {"parameters": 10, "flopsPerSample": 60}}}
+        spec = trained if framework == "DLTrain" else {"nodes": {"min": 2}, "checkpoint": {"enabled": False}}
+        spec = {**spec, "trainer": {"framework": framework, "command": ["python", "x.py"]}}
+        found = condition_of(step(done(spec=spec, outcome=Outcome(steps=0, seconds=3.0), step=0)), "Complete").message
+        assert found.startswith("the script reported no step, and ended with exit code 0 after 3.0 s")
+        assert ("calls dltrain.init" in found) is (framework == "DLTrain")
 
     def test_measurements_of_a_run_in_16_bits_are_stored_apart(self) -> None:
         desired = step(done(spec={**DIGITS, "precision": "BF16"}, outcome=OUTCOME, step=75))

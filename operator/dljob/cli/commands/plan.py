@@ -26,9 +26,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "plan",
         help="show the plan of a DLJob, other candidates and rejected options",
         description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
-        "efficiency, energy and cost, the bottleneck, and options that were ruled out. The command runs nothing. It "
-        "exits with 1 if no plan is possible, and with 2 for invalid input, or if the job exists and must not be "
-        "changed to the manifest.",
+        "efficiency, energy and cost, the bottleneck, and options that were ruled out. The command runs nothing. "
+        "What a job of the manifest already uses counts as free. The command exits with 1 if no plan is possible, and "
+        "with 2 for invalid input, or if the job exists and must not be changed to the manifest.",
         epilog="cluster.yaml contains nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, "
         "cpu: 64, memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
     )
@@ -83,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
     code = 0
     for i, job in enumerate(jobs):
         namespace = _namespace(job, state)
-        own = state.in_namespace(namespace)
+        own = state.of_job(namespace, job.name)
         found, points = preview.planned(job, own, *(_settings(job, state) if chosen is None else (chosen,)))
         if given.profiles and (hint := _unused(found, own, namespace)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
@@ -118,13 +118,12 @@ def _settings(job: Job, state: ClusterState) -> tuple[JobDefaults, NodeTemplates
 
 
 def _namespace(job: Job, state: ClusterState) -> str:
-    """Return the namespace of the job, or the one that it would get, if a profile or an operator is for some only.
+    """Return the namespace of the job, or the one that it would get, in a real cluster or with profiles of namespaces.
 
     Otherwise, the namespace does not matter, and there may be no kubeconfig to name it.
     """
-    matters = any(profile["spec"].get("namespace") for profile in state.profiles) or any(
-        operator.namespaces for operator in state.operators
-    )
+    of_some = any(profile["spec"].get("namespace") for profile in state.profiles)
+    matters = state.without is not None or of_some
     if job.namespace or not matters:
         return job.namespace or DEFAULT_NAMESPACE
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.client.errors import BadInputError
-from dljob.client.records import attempts_of, logs_of, output_of, ranks_of, report_of
+from dljob.client.records import attempts_of, job_is_missing, logs_of, output_of, ranks_of, report_of
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -48,6 +48,7 @@ def print_logs(given: argparse.Namespace) -> int:
     stored = remote.reach(lambda api: logs_of(api, namespace, name))
     ranks, attempts = ranks_of(stored), attempts_of(stored)
     if not ranks:
+        _check_exists(given.job, namespace)
         raise BadInputError(
             f"{given.job}: found no output in ConfigMap {name} of namespace {namespace}; expected a job whose ranks "
             "have ended. While the job runs, use kubectl logs"
@@ -78,6 +79,7 @@ def save_report(given: argparse.Namespace) -> int:
     kind = "json" if given.json else "html"
     text = report_of(remote.reach(lambda api: logs_of(api, namespace, name)), kind)
     if text is None:
+        _check_exists(given.job, namespace)
         raise BadInputError(
             f"{given.job}: found no run report in ConfigMap {name} of namespace {namespace}; expected a job that has "
             "ended, with this or a later trainer image. While the job runs, copy the report from its checkpoint volume"
@@ -92,3 +94,12 @@ def save_report(given: argparse.Namespace) -> int:
         raise BadInputError(f"--output: found {path}, which cannot be written: {error.strerror}") from error
     print(path)
     return 0
+
+
+def _check_exists(job: str, namespace: str) -> None:
+    """Raise BadInputError if the namespace has no such job."""
+    if remote.reach(lambda api: job_is_missing(api, namespace, job)):
+        raise BadInputError(
+            f"{job}: found no DLJob with this name in namespace {namespace}; expected an existing job. Correct the "
+            "name, or name its namespace with -n; dljob top -A lists all jobs"
+        )

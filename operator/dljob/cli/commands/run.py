@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from dljob.cli import remote, seconds
@@ -13,7 +14,14 @@ from dljob.client.errors import BadInputError
 from dljob.job.plan.recommendation import parse_job
 
 LOOK_S = 0.5
+SILENT_S = 15.0
+"""Seconds without a status of the applied manifest after which the user is told that no operator writes one."""
 OUTLIVES = "the job continues without this command; follow it again with dljob run, end it with kubectl delete dljob"
+
+NO_OPERATOR = (
+    "no operator has processed the manifest within {:g} s; the command waits on. Check that an operator runs (kubectl "
+    "get pods -A -l app.kubernetes.io/name=dljob), and that it watches this namespace (chart value watchNamespaces)"
+)
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -61,10 +69,13 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
     print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)
     if not follow:
         return 0
-    follower = Follower(metadata["generation"])
+    follower, began_s, said = Follower(metadata["generation"]), monotonic(), False
     try:
         async with asyncio.timeout(timeout_s):
             while (code := follower.look(answer)) is None:
+                if not (said or follower.processed) and monotonic() - began_s >= SILENT_S:
+                    said = True
+                    print(f"dljob: {NO_OPERATOR.format(SILENT_S)}", file=sys.stderr)
                 await asyncio.sleep(LOOK_S)
                 answer = await _read(api, metadata["namespace"], metadata["name"])
                 if answer["metadata"]["uid"] != metadata["uid"]:

@@ -3,14 +3,16 @@
 In this package, a *question* is a job to plan, reduced to what its plan depends on. An *answer* is the result.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from dljob.api import PlanningMode
 from dljob.job.plan.first_plans import AwaitsMeasurement
 from dljob.job.plan.stored import StoredPlan
-from dljob.kube import JobKey
+from dljob.job.waiting import devices_waited_for
+from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
@@ -27,6 +29,11 @@ RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again.
 
 It is not planned again unless its question (what its plan depends on) has changed."""
+HEAR_S = 10.0
+"""Seconds for which an operator that has started waits for the questions of the jobs that already waited.
+
+A job that cannot be reconciled does not ask, and must not keep others from being planned."""
+HEAR_AGAIN_S = 0.1
 TURN_ANSWERS = 16
 """Number of jobs of one namespace that are planned before those of the same priority in other namespaces have a turn.
 
@@ -85,6 +92,35 @@ class Answer:
 def plan_only(question: ParsedJob) -> bool:
     """Return True if the plan of the job is only shown and never runs (``planning.mode: PlanOnly``)."""
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
+
+
+class KnownWaiting:
+    """The jobs that waited for devices when this operator began to plan, and that have not asked it for a plan yet.
+
+    If jobs that come later in the queue were planned before these have asked, they would take the devices.
+    """
+
+    def __init__(self, cache: Cache, clock: Callable[[], float]) -> None:
+        self._cache, self._clock = cache, clock
+        self._heard: set[JobKey] | None = set()
+        """Jobs that have asked so far, even before ``all_heard``; None: nobody waits for questions any more."""
+
+    async def all_heard(self) -> None:
+        """Wait until each job whose status says that it waits for devices has asked, for ``HEAR_S`` at most."""
+        waiting = {job.key for job in self._cache.jobs() if devices_waited_for(job) is not None}
+        end_s = self._clock() + HEAR_S
+        while self._heard is not None and waiting - self._heard and self._clock() < end_s:
+            await asyncio.sleep(HEAR_AGAIN_S)
+        self._heard = None
+
+    def heard(self, key: JobKey) -> None:
+        """Note that a job has asked, needs no plan, or is gone."""
+        if self._heard is not None:
+            self._heard.add(key)
+
+    def forget_all(self) -> None:
+        """Begin again, because another operator may plan until this one is the leader again."""
+        self._heard = set()
 
 
 class NamespaceTurns:

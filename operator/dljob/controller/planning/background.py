@@ -92,12 +92,14 @@ class Planning:
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
         self._measurements = measurements or FirstMeasurements(clock)
+        self._known_waiting = answers.KnownWaiting(cache, clock)
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
         """Return the plan of a job, or why none is possible; None until planning ends, which calls ``requeue``.
 
         Raise PlanningError if planning failed. The next call then asks for the plan again.
         """
+        self._known_waiting.heard(key)
         question, answer = question_of(parsed), self._answers.get(key)
         if answer is not None and answer.question == question and self._stands(key, answer):
             self._turns.end(key)
@@ -187,6 +189,7 @@ class Planning:
 
     def settle(self, key: JobKey) -> None:
         """Forget the question and answer of a job that needs no plan now, and what its unstored plan reserves."""
+        self._known_waiting.heard(key)
         self._asked.pop(key, None)
         self._answers.pop(key, None)
         self._waiting.pop(key, None)
@@ -210,6 +213,7 @@ class Planning:
             self._beat_s = self._clock()
             await self._reserving.derive_all()
             self._look()
+            await self._known_waiting.all_heard()
             while True:
                 self._beat_s = self._clock()
                 self._wakeup.clear()
@@ -231,11 +235,9 @@ class Planning:
             self._namespaces = answers.NamespaceTurns()
             for state in (self._asked, self._answers, self._waiting):
                 state.clear()
-            self._reserving.forget_all()
-            self._outlooks.forget_all()
-            self._queue.forget_all()
-            self._preempting.forget_all()
-            self._assigning.forget_all()
+            parts = (self._reserving, self._outlooks, self._queue, self._preempting, self._assigning)
+            for part in (*parts, self._known_waiting):
+                part.forget_all()
             self._turns.clear()
 
     def stuck(self, limit_s: float) -> str | None:
@@ -265,10 +267,8 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._growth.count(matters_to(question)), self._clock()
-        limits, limits_version = (
-            NO_LIMITS if question.queued else self._queue.limits_without(key),
-            self._cache.limits_version,
-        )
+        limits = NO_LIMITS if question.queued else self._queue.limits_without(key)
+        limits_version = self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
         try:

@@ -69,6 +69,17 @@ class TestFollowing:
         assert "phase Complete" in shown.out and not errors
         assert shown.err == "dljob: the API server does not answer (restarting); the job continues\n"
 
+    def test_run_says_that_no_operator_processes_the_manifest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Fixed bug: without an operator, the command followed the job in silence."""
+        monkeypatch.setattr(run, "SILENT_S", 0.0)
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+        with threaded_api(tmp_path) as server:
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            assert main(["run", str(tmp_path / "job.yaml"), "--timeout", "0.2"]) == 1
+        assert capsys.readouterr().err.count("no operator has processed the manifest") == 1
+
     @pytest.mark.parametrize(("code", "patience_s"), [(403, 600.0), (503, -1.0)])
     def test_run_ends_if_waiting_does_not_help(
         self, code: int, patience_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

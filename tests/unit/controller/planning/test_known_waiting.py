@@ -1,0 +1,55 @@
+"""Tests that jobs keep their place in the queue when another operator takes over."""
+
+from dljob.controller.planning.answers import HEAR_S
+from dljob.kube.kinds import POD
+from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
+from support.servers.fake_api import FakeCluster
+
+SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
+LONG: Json = {**SMALL, "epochs": 1_000_000}
+"""A job on one node that takes days."""
+
+
+async def waiting(cluster: FakeCluster, operator: Operator) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return a job that waits for two nodes, and one behind it for one node. Both nodes are then free, and no operator
+    has noticed that."""
+    running = cluster.submit("running", **SMALL)
+    await operator.watch(1.0)
+    await cluster.bind(await cluster.create_pods(running), "n1")
+    await operator.watch(1.0)
+    big, small = cluster.submit("big", second=1, **SPEC), cluster.submit("small", second=2, **LONG)
+    await operator.watch()
+    assert (operator.planned(big), operator.planned(small)) == ("DeviceBusy", "Queued")
+    await operator.__aexit__()
+    await cluster.edit(running, suspend=True)
+    for pod in await cluster.api.find(POD, running[0]):
+        await cluster.api.delete(POD, running[0], pod["metadata"]["name"])
+    return big, small
+
+
+def test_job_that_waited_is_first_for_the_next_operator() -> None:
+    """Fixed bug: after a restart, the job that was reconciled first took the devices, whatever its place had been."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        big, small = await waiting(cluster, operator)
+        cluster.watch(operator.cache)
+        async with Operator(cluster) as successor:
+            successor.queue.add(small)
+            await successor.watch(2.0)
+            successor.queue.add(big)
+            await successor.watch(HEAR_S)
+            assert (successor.planned(big), successor.planned(small)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
+def test_job_that_cannot_ask_keeps_nobody_waiting_for_long() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        _, small = await waiting(cluster, operator)
+        cluster.watch(operator.cache)
+        async with Operator(cluster) as successor:
+            successor.queue.add(small)
+            await successor.watch(HEAR_S + 2)
+            assert successor.planned(small) == "Planned"
+
+    on_two_nodes(body)
