@@ -228,6 +228,8 @@ class Rejected:
     message: str
     taken: bool = False
     """True if an object of this name has another owner. False if the API server rejected the operator's object."""
+    being_deleted: bool = False
+    """True if that object belongs to an earlier DLJob of the job's name, so that Kubernetes deletes it soon."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,10 @@ class Observed:
     """Message that says why the suggestion is not read; None otherwise."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
+    being_deleted: tuple[str, ...] = ()
+    """Objects with this job's names that belong to an earlier DLJob of its name, which no longer exists.
+
+    The garbage collector deletes them soon."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are gone or NotReady, with the time when that began."""
     failed_nodes: Mapping[str, datetime] = field(default_factory=dict)
