@@ -18,7 +18,7 @@ from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
 from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
-from dljob.controller.planning.joint.assigning import Assigning, Share
+from dljob.controller.planning.joint import Assigning, Share
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
