@@ -167,7 +167,7 @@ class Controller:
             parsed = with_pace(replace(parsed, observed=observed), self._now())
             unplanned = None if needs_view(observed, parsed, self._now()) else parsed
             grew = self._planning.capacity_grew(key, unplanned)
-            observed = replace(observed, capacity_grew=grew, room_for=self._planning.room_for(key))
+            observed = self._planning.added_to(replace(observed, capacity_grew=grew))
             parsed = replace(parsed, observed=observed)
         failure = None
         if parsed is not None and needs_view(observed, parsed, self._now()):

@@ -14,6 +14,7 @@ from dljob.faults import LeftOut
 from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
 from dljob.scheduling import NO_LIMITS, Charge, NamespaceLimits, Overdraft
+from dljob.scheduling.assignment.reasons import Resting, RoomFor
 
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
@@ -271,21 +272,6 @@ class Preemption:
 
 
 @dataclass(frozen=True)
-class RoomFor:
-    """The reason why a running job moves to other or fewer devices: other jobs gain more from its present devices.
-
-    ``by``: name of the first of these other jobs; empty if it is in another namespace. ``jobs``: their number.
-    """
-
-    by: str
-    jobs: int
-
-    def __str__(self) -> str:
-        first = f"job {self.by}" if self.by else "a job of another namespace"
-        return first + (f" and {self.jobs - 1} other job{'s' if self.jobs > 2 else ''}" if self.jobs > 1 else "")
-
-
-@dataclass(frozen=True)
 class LookSeen:
     """The look pod of a job, which looks at the data for ``spec.task``. ``digest``: value of ``DIGEST_ANNOTATION``."""
 
@@ -387,6 +373,8 @@ class Observed:
     """The other jobs for which the job must move to other or fewer devices; None if it moves for itself or not at all.
 
     They gain more from its present devices than the job itself does."""
+    resting: Resting | None = None
+    """Set while devices stay free that this running job could use if it did not rest after a move; None otherwise."""
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False

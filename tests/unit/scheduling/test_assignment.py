@@ -15,6 +15,7 @@ from dljob.scheduling.assignment import (
     Option,
     assign,
     assign_all,
+    idle_option,
     in_order,
     movers,
     share,
@@ -286,6 +287,27 @@ def test_a_job_counts_that_it_gets_devices_back_only_after_a_rest() -> None:
         long = Candidate(0, (Option("t4", 1, 1, 4 * left_s), Option("t4", 1, 4, left_s)))
         held = [Held({"t4": 4}, left_s, movable=True), Held({})]
         assert assign_all([long, short], held, {"t4": 4}, 20.0).moves[0] == moves
+
+
+@pytest.mark.parametrize(
+    ("others", "waits", "left_s", "expected"),
+    [
+        ({}, None, 6000.0, 4),  # The other job has ended.
+        ({"t4": 3}, None, 6000.0, None),  # Nothing is free.
+        ({"t4": 1}, None, 6000.0, 2),
+        ({}, 2, 6000.0, 2),  # A waiting job starts on the rest.
+        ({}, None, 300.0, None),  # It gains less than a minute.
+    ],
+)
+def test_devices_that_stay_free_although_a_resting_job_could_use_them(
+    others: dict[str, int], waits: int | None, left_s: float, expected: int | None
+) -> None:
+    options = tuple(Option("t4", 1, count, left_s / count**0.3) for count in (1, 2, 4))
+    jobs = [Candidate(0, options)] * 3
+    held = [Held({"t4": 1}, left_s), Held(others, 1000.0), Held({})]
+    parts = (None, None, None if waits is None else Option("t4", 1, waits, 1000.0))
+    found = idle_option(0, jobs, held, parts, {"t4": 4}, 45.0)
+    assert (found and found.devices) == expected
 
 
 def test_jobs_that_give_up_devices_too_are_not_helped() -> None:

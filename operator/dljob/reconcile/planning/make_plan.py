@@ -87,7 +87,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
-            node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
+            node_conditions={}, preemption=None, room_for=None, resting=None, lacks_priority_class="",
             rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
             usable_cpus={},
         ),

@@ -24,7 +24,15 @@ owner with many short jobs cannot keep the others from starting.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from dljob.scheduling.assignment.moves import fitting_moves, gains_by, helped_by, move_spoils_deadline, movers, repays
+from dljob.scheduling.assignment.moves import (
+    fitting_moves,
+    gains_by,
+    helped_by,
+    idle_option,
+    move_spoils_deadline,
+    movers,
+    repays,
+)
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.together import less, together
 from dljob.scheduling.assignment.types import Assignment, Candidate, Choices, Held, Jobs, Option
@@ -39,6 +47,7 @@ __all__ = [
     "assign",
     "assign_all",
     "gains_by",
+    "idle_option",
     "in_order",
     "movers",
     "share",

@@ -6,7 +6,7 @@ from math import inf
 
 from dljob.scheduling.assignment.deadlines import Change, spoils_deadline
 from dljob.scheduling.assignment.together import fastest_fitting
-from dljob.scheduling.assignment.types import Candidate, Choices, Held
+from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
 from dljob.scheduling.gain import MIN_BETWEEN_S, MIN_GAIN, MIN_GAIN_S
 
 
@@ -69,6 +69,21 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
     reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the job's remaining time.
     """
     return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
+
+
+def idle_option(
+    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float
+) -> Option | None:
+    """Return the option with which running job ``i`` would gain enough if it moved to devices that stay free otherwise.
+
+    These are devices that neither the other jobs hold nor waiting jobs get, and its own. Return None if there is none.
+    """
+    left = Counter(free)
+    for j, (its, part) in enumerate(zip(held, parts, strict=True)):
+        if j != i:
+            left.subtract(its.devices or ({part.device: part.devices} if part is not None else {}))
+    found = fastest_fitting(jobs[i].options, left)
+    return found if found is not None and gains_by(held[i], found.seconds, restart_s) else None
 
 
 def helped_by(

@@ -10,7 +10,7 @@ restart do not.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import inf
@@ -22,14 +22,15 @@ from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
-from dljob.job.observed import RoomFor
+from dljob.job.observed import Observed
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
 from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.reconcile.planning.resize import lets_move, may_move
-from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
+from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
+from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
@@ -70,6 +71,8 @@ class Assigning:
         """The options and the priority of the jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, Order] = {}
+        self._resting: dict[JobKey, Resting] = {}
+        """The jobs that rest while devices are free that they could use, by the last assignment."""
         self._gone = set[JobKey]()  # Jobs that no longer exist. Their pods may still run.
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
@@ -90,7 +93,7 @@ class Assigning:
         if takes_part and len(self._running) < MAX_JOBS:
             # The plan of a large job has thousands of ranks, and its options do not depend on it.
             question = replace(question_of(parsed), accepted=None, report=None)
-            self._running[key] = Running(parsed.observed.job.uid, question, movable)
+            self._running[key] = Running(parsed.observed.job.uid, question, movable, rests_until(parsed, self._now()))
 
     def of(self, key: JobKey) -> Share | None:
         """Return the share of a job from the last assignment; None: it is planned by itself, on all free devices."""
@@ -101,22 +104,22 @@ class Assigning:
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
 
-    def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs that need the devices of a running job that is to move.
-
-        Return None if it moves only for its own gain, or not at all.
-        """
-        return self._orders[key].room if self.moves(key) else None
+    def added_to(self, observed: Observed) -> Observed:
+        """Return the observed state of a job with the reasons of the last assignment why it moves or rests."""
+        key = observed.job.key
+        room, resting = self._orders[key].room if self.moves(key) else None, self._resting.get(key)
+        return replace(observed, room_for=room, resting=resting)
 
     def forget(self, key: JobKey) -> None:
         self._gone.add(key)
-        for state in (self._running, self._shares, self._orders, self._refused_s):
+        for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.pop(key, None)
 
     def forget_all(self) -> None:
-        every = (self._running, self._shares, self._orders, self._refused_s, self._known, self._seen, self._options)
-        for state in every:
+        for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.clear()
+        for known in (self._known, self._seen, self._options):
+            known.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
     async def share(
@@ -292,8 +295,9 @@ class Assigning:
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
+        free = free_devices(view)
         if len(keys) >= 2:  # A job that is alone may use all devices, also of several types.
-            found = assign_all(jobs, held, free_devices(view), RESTART_S)
+            found = assign_all(jobs, held, free, RESTART_S)
             parts = [part and replace(part, seconds=0.0) for part in found.parts]
             left = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
             for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
@@ -301,10 +305,32 @@ class Assigning:
                     self._shares[key] = Share(part, () if part is not None else left)
                 if found.moves[i] and (orders or key in before):
                     self._order(key, [keys[j] for j in found.helped[i]], before.get(key))
+        self._note_resting(keys, jobs, held, found.parts if len(keys) >= 2 else (None,) * len(keys), free)
         for key in before.keys() - self._orders.keys():
             log.info(
                 "the job keeps its devices: its move no longer repays", extra=log_fields(key, self._cache.job(key))
             )
+
+    def _note_resting(
+        self,
+        keys: Sequence[JobKey],
+        jobs: Sequence[Candidate],
+        held: Sequence[Held],
+        parts: Choices,
+        free: Mapping[str, int],
+    ) -> None:
+        """Note which of the jobs ``keys`` rest while devices stay free that they could use. Queue those that change.
+
+        The other arguments are those of ``idle_option``.
+        """
+        before, self._resting = self._resting, {}
+        for i, key in enumerate(keys):
+            until = self._running[key].rests_until if held[i].devices else None
+            if until is not None and (option := idle_option(i, jobs, held, parts, free, RESTART_S)) is not None:
+                self._resting[key] = Resting(until, f"{option.devices} x {option.device}")
+        for key in before.keys() | self._resting.keys():
+            if before.get(key) != self._resting.get(key):
+                self._requeue(key)
 
     def _order(self, key: JobKey, helped: list[JobKey], before: Order | None) -> None:
         """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up.

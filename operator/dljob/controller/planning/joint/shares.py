@@ -1,12 +1,13 @@
 """What an assignment of devices to all jobs together says about one job: its devices, and the order to move to them."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
-from dljob.job.observed import RoomFor
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.assignment import Option
+from dljob.scheduling.assignment.reasons import RoomFor
 from dljob.scheduling.parts import left_for, part_of
 
 
@@ -32,12 +33,14 @@ class Running:
     """A running job that takes part in assignments.
 
     ``question``: the job, reduced to what its plan depends on. ``movable``: False while it rests, such as after a move.
-    The other jobs then get parts beside the one that it will have, and not what it leaves today.
+    The other jobs then get parts beside the one that it will have, and not what it leaves today. ``rests_until``: time
+    until which it rests because it has moved; None: it does not, or it does not move for another reason.
     """
 
     uid: str
     question: ParsedJob
     movable: bool
+    rests_until: datetime | None = None
 
 
 @dataclass(frozen=True)
