@@ -215,6 +215,7 @@ class ProvisioningSeen:
 class ClassSeen:
     name: str
     default: bool = False
+    provisioner: str = ""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan, rest
 from dljob.reconcile.planning.replan import layout
 from dljob.reconcile.rollout import quiet
+from dljob.reconcile.spec import one_node
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
@@ -352,7 +353,8 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if found.new_nodes:
         return "no other plan is possible on the existing nodes"
     if layout(found) == layout(accepted):
-        return f"{accepted.status.summary} is still the best plan"
+        only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
+        return f"{accepted.status.summary} is still the best plan{only}"
     sizes = {size.ranks for size in parsed.report.refused_sizes} if parsed.report is not None else set()
     if (ranks := len(found.plan.ranks)) in sizes:
         return f"{found.status.summary} would be possible, but the script failed on {ranks} ranks"
