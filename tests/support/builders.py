@@ -67,7 +67,7 @@ def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifes
     """Return all objects of a new job in the order in which they are applied."""
     accepted, spec = planned(observed, config), parse_observed(observed, defaults=config.job_defaults).spec
     assert spec is not None
-    claim = checkpoint_claim(observed.job, spec, accepted)
+    claim = checkpoint_claim(observed.job, spec, accepted, observed.classes)
     return (
         *support(observed.job, spec, accepted, config),
         *([claim] if claim else []),

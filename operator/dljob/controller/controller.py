@@ -20,8 +20,8 @@ from dljob.controller.planning.background import Planning
 from dljob.controller.queues import Queues
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
-from dljob.job.observed import JobSeen, Observed, Rejected
-from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
+from dljob.job.observed import JobSeen, Observed
+from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, rejected_object
 from dljob.kube.applier import complete_all
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.objects.cache import utc_now
@@ -48,6 +48,8 @@ log = logging.getLogger("dljob")
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
+DELETION_RECHECK_S = 1.0
+"""Seconds between such attempts if the other owner is an earlier job of the same name, whose objects are deleted."""
 WHILE_PLANNING = -1.0
 """Result of a reconcile, in place of a delay, if it must wait for a plan: the key is queued when the plan is made."""
 MAX_UNSENT = 20
@@ -165,7 +167,7 @@ class Controller:
             parsed = with_pace(replace(parsed, observed=observed), self._now())
             unplanned = None if needs_view(observed, parsed, self._now()) else parsed
             grew = self._planning.capacity_grew(key, unplanned)
-            observed = replace(observed, capacity_grew=grew, room_for=self._planning.room_for(key))
+            observed = self._planning.added_to(replace(observed, capacity_grew=grew))
             parsed = replace(parsed, observed=observed)
         failure = None
         if parsed is not None and needs_view(observed, parsed, self._now()):
@@ -188,10 +190,11 @@ class Controller:
             await self._do(observed, desired, parsed)
         except RejectedError as refusal:
             self._planning.refused(key)
-            taken = isinstance(refusal, NameTakenError)
-            rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message, taken))
+            rejected = replace(observed, rejected=(found := rejected_object(refusal)))
             await self._publish(rejected, reconcile(rejected, self._config, self._now(), parsed))
-            if taken:
+            if found.being_deleted:
+                return DELETION_RECHECK_S
+            if found.taken:
                 self._queue.add_after(key, NAME_RECHECK_S)
             raise
         if failure is not None:

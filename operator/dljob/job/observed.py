@@ -14,6 +14,7 @@ from dljob.faults import LeftOut
 from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
 from dljob.scheduling import NO_LIMITS, Charge, NamespaceLimits, Overdraft
+from dljob.scheduling.assignment.reasons import Resting, RoomFor
 
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
@@ -214,6 +215,7 @@ class ProvisioningSeen:
 class ClassSeen:
     name: str
     default: bool = False
+    provisioner: str = ""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class Rejected:
     message: str
     taken: bool = False
     """True if an object of this name has another owner. False if the API server rejected the operator's object."""
+    being_deleted: bool = False
+    """True if that object belongs to an earlier DLJob of the job's name, so that Kubernetes deletes it soon."""
 
 
 @dataclass(frozen=True)
@@ -266,21 +270,6 @@ class Preemption:
     by: str
     priority: int
     own: int
-
-
-@dataclass(frozen=True)
-class RoomFor:
-    """The reason why a running job moves to other or fewer devices: other jobs gain more from its present devices.
-
-    ``by``: name of the first of these other jobs; empty if it is in another namespace. ``jobs``: their number.
-    """
-
-    by: str
-    jobs: int
-
-    def __str__(self) -> str:
-        first = f"job {self.by}" if self.by else "a job of another namespace"
-        return first + (f" and {self.jobs - 1} other job{'s' if self.jobs > 2 else ''}" if self.jobs > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -337,6 +326,10 @@ class Observed:
     """Message that says why the suggestion is not read; None otherwise."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
+    being_deleted: tuple[str, ...] = ()
+    """Objects with this job's names that belong to an earlier DLJob of its name, which no longer exists.
+
+    The garbage collector deletes them soon."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are gone or NotReady, with the time when that began."""
     failed_nodes: Mapping[str, datetime] = field(default_factory=dict)
@@ -381,6 +374,8 @@ class Observed:
     """The other jobs for which the job must move to other or fewer devices; None if it moves for itself or not at all.
 
     They gain more from its present devices than the job itself does."""
+    resting: Resting | None = None
+    """Set while devices stay free that this running job could use if it did not rest after a move; None otherwise."""
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False

@@ -18,6 +18,14 @@ BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
 """Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
 
 
+def earlier_job_text(objects: str) -> str:
+    """Return the message of a job that waits for the deletion of ``objects``, those of an earlier job of its name."""
+    return (
+        f"Kubernetes is still deleting objects of an earlier job of this name: {objects}. The job starts when they are "
+        "gone, usually within seconds. If they stay, look at their finalizers, and at the pods that still use them"
+    )
+
+
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
 
@@ -36,7 +44,8 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
         return None
     inspected, ready = (found.get(kind) or {} for kind in ("DataInspected", "PodsReady"))
     # Its planning begins when the look pod has found a model, or when an earlier job's objects are gone.
-    is_new = not planned and inspected.get("status", "True") == "True" and ready.get("reason") != "NamesTaken"
+    names_free = ready.get("reason") not in ("NamesTaken", "WaitingForDeletion")
+    is_new = not planned and inspected.get("status", "True") == "True" and names_free
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
     backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
     return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None

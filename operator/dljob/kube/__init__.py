@@ -8,7 +8,7 @@ from dljob.kube.client import Kube
 from dljob.kube.node_faults import NodeFaults
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.view import cluster_view
-from dljob.kube.ownership import NameTakenError
+from dljob.kube.ownership import rejected_object
 from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import Api, ApiError, RejectedError
 from dljob.kube.warning_events import WarningEvents
@@ -19,10 +19,10 @@ __all__ = [
     "Cache",
     "JobKey",
     "Kube",
-    "NameTakenError",
     "NodeFaults",
     "PlanKeySecret",
     "RejectedError",
     "WarningEvents",
     "cluster_view",
+    "rejected_object",
 ]

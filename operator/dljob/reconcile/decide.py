@@ -8,7 +8,7 @@ from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import gang, look, run
-from dljob.reconcile.admission import kueue, preempted, priority_class, provisioning, quota
+from dljob.reconcile.admission import kueue, names, preempted, priority_class, provisioning, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.failures import failure_conditions, silent_agent, storage_evictions
@@ -93,8 +93,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(parsed.refusal or accepted_verdict(parsed.spec))
     draft.verdicts.extend((*priority_class.verdicts(parsed), *quota.verdicts(parsed)))
-    if _predecessors(observed):
-        return _after_predecessor(parsed, draft, now)
+    if names.wait(parsed, draft):
+        return _finish(parsed, draft, parsed.accepted, now)
     if parsed.plan_problem is not None and not quiet(observed):
         return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
     if parsed.accepted is not None and (end := run.ending(parsed, now)):
@@ -248,6 +248,8 @@ def _roll(
     if (changed or not in_force(observed, target)) and not quiet(observed):
         stop(parsed, draft, now)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
+        if current is None and not observed.sets:
+            why = "an earlier job of this name still has pods"
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
         elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
@@ -303,8 +305,8 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
     Pods of an earlier spec continue meanwhile.
     """
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
-    if _predecessors(parsed.observed):
-        return _after_predecessor(parsed, draft, now)
+    if names.wait(parsed, draft):
+        return _finish(parsed, draft, parsed.accepted, now)
     draft.verdicts.extend(priority_class.verdicts(parsed))
     look.look(parsed, looking, draft, config, now)
     if looking.spec.suspend:
@@ -342,27 +344,6 @@ def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: da
     draft.wanted = sum(item.replicas for item in parsed.observed.sets)
     draft.verdicts.append(Verdict("Planned", FALSE, "PlanUnreadable", text))
     return _finish(parsed, draft, None, now)
-
-
-def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Let the job wait while objects of another owner have the names that its own objects need.
-
-    The owner may be a deleted job of the same name, whose objects are not deleted yet.
-    """
-    found = ", ".join(_predecessors(parsed.observed))
-    text = (
-        f"metadata.name: found {found} with another owner; expected no other owner of "
-        "the objects that have the names of this job's objects. The job waits until the other owner's objects are "
-        "gone: delete these objects, or choose another job name"
-    )
-    draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
-    draft.requeue_in(1.0)
-    return _finish(parsed, draft, parsed.accepted, now)
-
-
-def _predecessors(observed: Observed) -> list[str]:
-    """Return the objects of other owners that a job waits for: StatefulSets only if it has none of its own."""
-    return [each for each in observed.leftovers if not (observed.sets and each.startswith("StatefulSet "))]
 
 
 def _finish(

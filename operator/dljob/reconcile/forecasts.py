@@ -15,6 +15,7 @@ from dljob.api import Condition, DLJobStatus, ForecastSize, PlanStatus, QueueSta
 from dljob.job.observed import Outlook
 from dljob.job.plan.status import figures
 from dljob.job.remaining import lost_s, remaining, start_s
+from dljob.planner.types.texts import time_text
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import deadlines, waits
 from dljob.reconcile.planning.rest import START_UP_S
@@ -247,4 +248,4 @@ def _whole_s(time: datetime | None) -> datetime | None:
 
 
 def _shown(time: datetime | None) -> str:
-    return "" if time is None else time.replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    return "" if time is None else time_text(time)

@@ -82,7 +82,9 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         draft.objects.append(wanted)
     if (rejected := observed.rejected) is not None:
         text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "ObjectRejected", rejected.message if rejected.taken else text))
+        refused = Verdict(CONDITION, FALSE, "ObjectRejected", rejected.message if rejected.taken else text)
+        waits = Verdict(CONDITION, UNKNOWN, "Looking", rejected.message)
+        draft.verdicts.append(waits if rejected.being_deleted else refused)
         return
     draft.verdicts.append(_followed(pod, names, draft))
 

@@ -22,6 +22,7 @@ from dljob.kueue import Within, within
 from dljob.planner import Infeasible
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec.changes import followed
+from dljob.reconcile.spec.one_node import one_node_claim
 from dljob.reconcile.spec.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.spec.task import Looking, completed
 from dljob.status import FALSE, Verdict, find, is_true, previous
@@ -67,6 +68,8 @@ class ParsedJob:
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
+    one_node_claim: str = ""
+    """Checkpoint claim of the job because of which its next plans use one node (``spec.one_node``); else empty."""
     looking: Looking | None = None
     """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
@@ -133,10 +136,11 @@ def parse_observed(
     queued = spec is not None and not _finished(before) and _queued(observed, spec, accepted)
     if accepted is not None and (_finished(before) or accepted.spec_digest == digest):
         defaults = accepted.defaults or NO_DEFAULTS
+    completed_spec = with_defaults(spec, defaults) if spec else None
     return ParsedJob(
         observed=observed,
         before=before,
-        spec=with_defaults(spec, defaults) if spec else None,
+        spec=completed_spec,
         own_spec=spec,
         defaults=defaults,
         defaulted=applied(spec, defaults) if spec else (),
@@ -148,6 +152,7 @@ def parse_observed(
         report_problem=report_problem,
         queued=queued,
         not_provided=_not_provided(before, accepted),
+        one_node_claim=one_node_claim(observed, completed_spec, accepted),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,

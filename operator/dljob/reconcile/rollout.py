@@ -19,7 +19,7 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
     """
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
-    claim = checkpoint_claim(job, spec, accepted)
+    claim = checkpoint_claim(job, spec, accepted, observed.classes)
     if claim is not None and claim["metadata"]["name"] not in observed.claims:  # The spec of a claim is immutable.
         draft.objects.append(claim)
     draft.secret = Names.of(job).secret

@@ -7,6 +7,7 @@ from dljob.job.defaults import is_default
 from dljob.job.observed import ClaimSeen, Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.render import Names
+from dljob.render.volumes.access_mode import claim_mode
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 
 _CLASS_FIELD = "checkpoint.volume.storageClassName"
@@ -106,9 +107,9 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
             f"spec.checkpoint.volume.claimName: found no PersistentVolumeClaim {name!r} in namespace "
             f"{observed.job.namespace!r}; create the claim, or remove claimName so that dljob creates one",
         )
-    shared = _SHARED if nodes > 1 or volume.shared else ()
+    mode = claim_mode(spec, nodes, observed.classes)
     return _class(observed, spec, accepted) or Verdict(
-        "VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created{_limit(spec, shared)}"
+        "VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created{_limit(spec, (mode,))}"
     )
 
 

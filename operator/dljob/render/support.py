@@ -4,16 +4,19 @@ These are the ServiceAccount with its Role, the ConfigMaps of plan and report, t
 volume claim.
 """
 
+from collections.abc import Iterable
+
 from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
 from dljob.api.spec import ReclaimPolicy
-from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.observed import JOB_LABEL, ClassSeen, JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import budget
 from dljob.render.gang import pod_group
 from dljob.render.names import Names, metadata
 from dljob.render.network_policy import network_policy
+from dljob.render.volumes.access_mode import claim_mode
 
 
 def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
@@ -105,19 +108,20 @@ def _service(job: JobSeen) -> Manifest:
     }
 
 
-def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
+def checkpoint_claim(
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, classes: Iterable[ClassSeen] | None
+) -> Manifest | None:
     """Return the volume claim for checkpoints, or None if the job needs none.
 
     It needs none if the user names a claim or an object store, or disables checkpoints.
 
-    The claim of a job on one node has the access mode ReadWriteOnce unless the spec asks for a shared volume, because
-    most default storage classes do not support ReadWriteMany.
+    ``classes``: the storage classes of the cluster, on which its access mode depends (``claim_mode``); None: unknown.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.creates_claim:
         return None
     claim: Manifest = {
-        "accessModes": ["ReadWriteMany" if accepted.nodes > 1 or volume.shared else "ReadWriteOnce"],
+        "accessModes": [claim_mode(spec, accepted.nodes, classes)],
         "resources": {"requests": {"storage": volume.size}},
     }
     if volume.storage_class_name:

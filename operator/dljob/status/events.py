@@ -26,7 +26,7 @@ _QUIET_WHEN_TRUE = {
 }  # fmt: skip
 _NORMAL_WHEN_FALSE = {
     "WaitingForNodes", "Queued", "AdmissionChecks", "MakingRoom", "MeasuringHardware", "DeviceBusy", "Replacing",
-    "FetchingSource",
+    "FetchingSource", "WaitingForDeletion",
 }  # fmt: skip
 """Reasons of conditions that are False although nothing is wrong, because the job waits as it should.
 

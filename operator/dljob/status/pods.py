@@ -33,6 +33,8 @@ def pods_ready(observed: Observed, wanted: int, now: datetime) -> Verdict:
     ready = len(observed.ready_pods)
     if observed.rejected is not None:
         rejected = observed.rejected
+        if rejected.being_deleted:
+            return Verdict("PodsReady", FALSE, "WaitingForDeletion", rejected.message)
         if rejected.taken:
             return Verdict("PodsReady", FALSE, "NamesTaken", rejected.message)
         text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"

@@ -86,6 +86,15 @@ class TestTop:
         head, *rows = lines([first, other], with_namespace=False)
         assert [line.split()[-1] for line in (head, *rows)] == ["PREEMPTED", "2", "0"]
 
+    def test_rest_is_shown_if_it_leaves_devices_free(self) -> None:
+        condition = {"type": "Resizing", "status": "False", "reason": "Resting", "message": "m",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:05:30Z"}  # fmt: skip
+        first, other = job("Running", conditions=[condition]), job("Running")
+        other["metadata"]["name"] = "z"
+        head, *rows = lines([first, other], with_namespace=False)
+        assert head.split()[-2:] == ["RESTS", "UNTIL"]
+        assert [row.split()[-1] for row in rows] == ["2026-01-01T00:15Z", "-"]
+
     def test_fields_of_a_later_release_are_ignored(self) -> None:
         """Fixed bug: jobs of an operator of a later release had a question mark."""
         assert lines([job("Running", added={"a": 1}, plan={**PLAN, "added": 1})], False)[1].split()[1] == "Running"

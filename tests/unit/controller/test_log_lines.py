@@ -132,7 +132,7 @@ def test_assignment_of_devices(lines: Lines, monkeypatch: pytest.MonkeyPatch, fa
                 assigning = operator.planning._assigning
                 found: Any = type("Running", (), {"uid": fields(cluster, key, 1)["uid"]})
                 assigning._running[key] = found
-                assigning._order(key, [], 0.0)
+                assigning._order(key, [], None)
                 assert lines.one("the job moves to better devices") == fields(cluster, key, 1)
 
     run(main())

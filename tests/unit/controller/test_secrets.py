@@ -104,6 +104,29 @@ def test_keys_of_another_owner_are_not_used() -> None:
     on_two_nodes(body)
 
 
+def test_job_waits_for_the_deletion_of_the_secret_of_an_earlier_job_of_its_name() -> None:
+    """Fixed bug: the new job warned of another owner, and looked again after 10 s only."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("waits", suspend=True, **SPEC)
+        await operator.watch()
+        job = operator.cache.job(key)
+        assert job is not None
+        name = Names.of(job).secret
+        cluster.secret(name)
+        earlier = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "name": "waits", "uid": "e", "controller": True}
+        cluster.api.objects[SECRET.plural, key[0], name]["metadata"]["ownerReferences"] = [earlier]
+        await cluster.edit(key, suspend=False)
+        await operator.watch()
+        assert operator.condition(key, "PodsReady") == ("False", "WaitingForDeletion")
+        assert name in operator.message(key, "PodsReady") and not pods_may_run(operator, key)
+        await cluster.api.delete(SECRET, key[0], name)
+        await operator.watch()
+        assert pods_may_run(operator, key)
+
+    on_two_nodes(body)
+
+
 def test_only_the_secrets_up_to_the_first_refused_one_are_read() -> None:
     """A spec can name a thousand Secrets, and a job that waits for one of them is reconciled again and again."""
 

@@ -36,7 +36,8 @@ DO_NOT_WAIT = {
     "its PriorityClass does not exist": (SPEC, having(Accepted="+Accepted", PriorityClassFound="NotFound")),
     "its PriorityClass was deleted": (SPEC, having(Planned="DeviceBusy", PriorityClassFound="NotFound")),
     "waits for its data": (SPEC, having(Accepted="+Accepted", DataInspected="DataNotUsable")),
-    "an earlier job has its names": (SPEC, having(Accepted="+Accepted", PodsReady="NamesTaken")),
+    "another owner has its names": (SPEC, having(Accepted="+Accepted", PodsReady="NamesTaken")),
+    "an earlier job has its names": (SPEC, having(Accepted="+Accepted", PodsReady="WaitingForDeletion")),
 }
 
 

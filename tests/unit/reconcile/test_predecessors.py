@@ -28,6 +28,28 @@ class TestPredecessors:
         assert "StatefulSet digits-cpu" in condition_of(desired, "PodsReady").message
         assert desired.requeue_after_s == 1
 
+    def test_objects_of_an_earlier_job_of_this_name_are_no_fault_of_the_user(self) -> None:
+        """Fixed bug: right after ``kubectl delete`` and ``apply``, the new job warned of another owner."""
+        first = seen(being_deleted=("StatefulSet digits-cpu",))
+        desired = step(first)
+        assert nothing_done(desired) and desired.requeue_after_s == 1
+        assert verdict(desired, "PodsReady") == ("False", "WaitingForDeletion")
+        assert "StatefulSet digits-cpu" in condition_of(desired, "PodsReady").message
+        assert [(each.type, each.reason) for each in desired.events] == [("Normal", "WaitingForDeletion")]
+        assert kinds(step(replace(after(first, desired), being_deleted=())))[-1] == "StatefulSet"
+
+    def test_another_owner_is_reported_although_an_earlier_job_has_objects_too(self) -> None:
+        desired = step(seen(leftovers=("ConfigMap digits-plan",), being_deleted=("StatefulSet digits-cpu",)))
+        assert verdict(desired, "PodsReady") == ("False", "NamesTaken")
+        assert "StatefulSet" not in condition_of(desired, "PodsReady").message
+
+    def test_pods_of_an_earlier_job_of_this_name_stop_first(self) -> None:
+        old = training()
+        new = replace(seen(), job=replace(old.job, uid="another", status={}), pods=old.pods)
+        desired = step(new)
+        assert verdict(desired, "Running") == ("False", "Replacing")
+        assert "earlier job" in condition_of(desired, "Running").message
+
     def test_job_starts_when_its_names_are_free(self) -> None:
         first = seen(leftovers=("StatefulSet digits-cpu",))
         assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"

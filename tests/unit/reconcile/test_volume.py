@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dljob.job.observed import ClaimSeen
-from support.builders import DIGITS, Json, after, changed, seen
+from dljob.job.observed import ClaimSeen, ClassSeen
+from support.builders import DIGITS, Json, after, changed, nodes, seen
 from support.job_lifecycle import condition_of, gone, step, verdict
 
 CLAIM = "digits-checkpoints"
@@ -43,3 +43,30 @@ def test_job_gets_a_claim_for_one_node_after_the_remedy() -> None:
     stopped = replace(gone(changed(waiting, nodes=ONE_NODE)), claims={})
     (claim,) = (item for item in step(stopped).objects if item["kind"] == "PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+@pytest.mark.parametrize(
+    ("volume", "wanted", "provisioner", "mode"),
+    [
+        ({}, {"max": 8}, "efs.csi.aws.com", "ReadWriteMany"),
+        ({}, {}, "rook-ceph.cephfs.csi.ceph.com", "ReadWriteMany"),
+        ({}, {}, "cluster.local/nfs-subdir-external-provisioner", "ReadWriteMany"),
+        ({"storageClassName": "shared"}, {}, "nfs.csi.k8s.io", "ReadWriteMany"),
+        ({"storageClassName": "other"}, {}, "nfs.csi.k8s.io", "ReadWriteOnce"),
+        ({}, {"max": 1}, "efs.csi.aws.com", "ReadWriteOnce"),
+        ({"shared": False}, {}, "efs.csi.aws.com", "ReadWriteOnce"),
+        ({}, {}, "ebs.csi.aws.com", "ReadWriteOnce"),
+        ({}, {}, "notnfs.csi.k8s.io", "ReadWriteOnce"),
+    ],
+)
+def test_job_that_may_grow_gets_a_claim_for_several_nodes_where_the_class_shares_its_volumes(
+    volume: Json, wanted: Json, provisioner: str, mode: str
+) -> None:
+    """Fixed bug: a job that was first planned on one node could never grow to several."""
+    classes = (ClassSeen("shared", default=True, provisioner=provisioner), ClassSeen("other", provisioner="x"))
+    spec = {**DIGITS, "checkpoint": {"volume": volume}, "nodes": wanted}
+    desired = step(seen(spec, nodes({"name": "n", "cpu": 2}), classes=classes))
+    (claim,) = (item for item in desired.objects if item["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == [mode]
+    warned = "cannot move to several nodes" in condition_of(desired, "VolumeReady").message
+    assert warned is (mode == "ReadWriteOnce" and wanted != {"max": 1})

@@ -11,10 +11,12 @@ from dljob.cluster import ClusterView
 from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
+from dljob.planner.types.texts import time_text
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning.make_plan import question
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S, rests_until
+from dljob.scheduling.assignment.reasons import Resting
 from support.builders import CPUS, DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, status, step, verdict
 
@@ -151,6 +153,28 @@ class TestGrow:
         parsed = parse_observed(waiting)
         assert not needs_view(waiting, parsed, NOW + timedelta(seconds=elapsed_s + MIN_BETWEEN_S - 1))
         assert needs_view(waiting, parsed, NOW + timedelta(seconds=elapsed_s + MIN_BETWEEN_S))
+
+    def test_rest_after_a_move_is_explained_while_devices_are_free(self) -> None:
+        """Fixed bug: nothing said why devices stayed empty while a job that could use them rested."""
+        observed = moved(moving(grown(trains_on_two()), 20), 21)
+        observed = replace(observed, report=report(observed, **TRAINING))
+        observed = after(observed, step(observed, 40))
+        at = condition_of(step(observed, 40), "Resizing").last_transition_time
+        until = at + timedelta(seconds=MIN_BETWEEN_S)
+        assert time_text(until) in condition_of(step(observed, 40), "Resizing").message
+        rests = replace(observed, resting=Resting(until, "4 x cpu"))
+        desired = step(rests, 41)
+        assert verdict(desired, "Resizing") == ("False", "Resting")
+        shown = condition_of(desired, "Resizing")
+        assert "4 x cpu" in shown.message and time_text(until) in shown.message and shown.last_transition_time == at
+        assert [(each.type, each.reason) for each in desired.events] == [("Normal", "Resting")]
+        assert desired.requeue_after_s is not None
+        assert NOW + timedelta(seconds=41 + desired.requeue_after_s) <= until
+        taken = step(replace(after(rests, desired), resting=None), 42)
+        assert verdict(taken, "Resizing") == ("False", "NotWorthwhile") and not taken.events
+        late_s = (until - NOW).total_seconds()
+        assert verdict(step(after(rests, desired), late_s), "Resizing") == ("False", "NotWorthwhile")
+        assert rests_until(parse_observed(rests), at) == until and rests_until(parse_observed(rests), until) is None
 
     def test_node_that_is_gone_again_before_the_pods_stop(self) -> None:
         observed = replace(moving(grown(trains_on_two()), 20), view=TWO)

@@ -15,6 +15,7 @@ from dljob.scheduling.assignment import (
     Option,
     assign,
     assign_all,
+    idle_option,
     in_order,
     movers,
     share,
@@ -88,6 +89,29 @@ def test_the_fast_devices_go_to_the_job_that_gains_most_from_them() -> None:
     free = {"a100": 8, "t4": 8}
     assert assign(equal([gains_little, gains_much]), free) == (gains_little[1], gains_much[0])
     assert in_order([gains_little, gains_much], free) == (gains_little[0], gains_much[1])
+
+
+@pytest.mark.parametrize(
+    ("due_s", "exchange"),
+    [
+        ((None, None), True),
+        ((150.0, None), True),
+        ((100.0, None), False),  # It would need 120 instead of 90 s.
+        ((100.0, 900.0), False),  # The other one is in time anyhow.
+        ((100.0, 300.0), True),  # The other one is in time only with the fast devices.
+        ((80.0, None), True),  # It misses its deadline in any case.
+    ],
+)
+def test_an_exchange_makes_no_job_late_for_one_that_is_not_late(
+    due_s: tuple[float | None, float | None], exchange: bool
+) -> None:
+    """Fixed bug: two waiting jobs exchanged their devices, and the one that met its deadline missed it."""
+    gains_little = (Option("a100", 1, 8, 90.0), Option("t4", 1, 8, 120.0))
+    gains_much = (Option("a100", 1, 8, 100.0), Option("t4", 1, 8, 800.0))
+    jobs = [Candidate(0, gains_little, due_s=due_s[0]), Candidate(0, gains_much, due_s=due_s[1])]
+    found = together(jobs, {"a100": 8, "t4": 8})
+    assert [part and part.device for part in found] == (["t4", "a100"] if exchange else ["a100", "t4"])
+    assert together(jobs[::-1], {"a100": 8, "t4": 8}) == found[::-1]
 
 
 def test_one_job_does_not_get_all_devices_while_others_wait() -> None:
@@ -263,6 +287,27 @@ def test_a_job_counts_that_it_gets_devices_back_only_after_a_rest() -> None:
         long = Candidate(0, (Option("t4", 1, 1, 4 * left_s), Option("t4", 1, 4, left_s)))
         held = [Held({"t4": 4}, left_s, movable=True), Held({})]
         assert assign_all([long, short], held, {"t4": 4}, 20.0).moves[0] == moves
+
+
+@pytest.mark.parametrize(
+    ("others", "waits", "left_s", "expected"),
+    [
+        ({}, None, 6000.0, 4),  # The other job has ended.
+        ({"t4": 3}, None, 6000.0, None),  # Nothing is free.
+        ({"t4": 1}, None, 6000.0, 2),
+        ({}, 2, 6000.0, 2),  # A waiting job starts on the rest.
+        ({}, None, 300.0, None),  # It gains less than a minute.
+    ],
+)
+def test_devices_that_stay_free_although_a_resting_job_could_use_them(
+    others: dict[str, int], waits: int | None, left_s: float, expected: int | None
+) -> None:
+    options = tuple(Option("t4", 1, count, left_s / count**0.3) for count in (1, 2, 4))
+    jobs = [Candidate(0, options)] * 3
+    held = [Held({"t4": 1}, left_s), Held(others, 1000.0), Held({})]
+    parts = (None, None, None if waits is None else Option("t4", 1, waits, 1000.0))
+    found = idle_option(0, jobs, held, parts, {"t4": 4}, 45.0)
+    assert (found and found.devices) == expected
 
 
 def test_jobs_that_give_up_devices_too_are_not_helped() -> None:

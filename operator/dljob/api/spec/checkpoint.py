@@ -60,7 +60,9 @@ class CheckpointVolume(ApiModel):
         bool | None,
         Field(
             description="True: the claim that dljob creates is ReadWriteMany, so that a job that starts on one node "
-            "can move to several. The storage class must support it. Default: only if the first plan has several nodes."
+            "can move to several. The storage class must support it. Default: if the first plan has several nodes, or "
+            "if the job may use several and the class is known to share its volumes, such as CephFS, EFS, Azure Files, "
+            "Filestore and NFS."
         ),
     ] = None
     size: Annotated[Bytes, Field(description="Size of the claim that dljob creates, such as 10Gi.")] = "1Gi"

@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dljob.api import DLJobStatus
@@ -11,7 +11,8 @@ from dljob.cli import remote, seconds
 from dljob.cli.tables import table
 from dljob.job.queue import QUEUE_LABEL
 from dljob.planner.types.texts import duration
-from dljob.status import readable_status
+from dljob.scheduling.gain import MIN_BETWEEN_S
+from dljob.status import find, readable_status
 
 HEADER = ["NAME", "PHASE", "NODES", "READY", "PROGRESS", "STEP/S", "MEASURED", "PREDICTED", "ERROR", "LEFT", "RESTARTS"]
 RATES = ["SAMPLES/S", "PER STEP S"]
@@ -71,10 +72,11 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool, with_rates: b
     ``jobs``: the jobs as the API server returns them. ``with_namespace``: show each job as namespace/name.
     ``with_rates``: add two columns with the throughput and the throughput divided by the step time. If a job waits for
     devices, two more columns show the place in the queue and the predicted start. If a job was preempted, one more
-    column shows how often. If a job is in a queue of Kueue, the last column names the queues.
+    column shows how often. If devices stay free because a job rests after a move, one more column shows until when. If
+    a job is in a queue of Kueue, the last column names the queues.
     """
     queues, waits = any(_queue(body) for body in jobs), any(_waits(body) for body in jobs)
-    preempted = any(_preemptions(body) for body in jobs)
+    preempted, rests = any(_preemptions(body) for body in jobs), any(_rests_until(body) for body in jobs)
     rows = []
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]
@@ -88,17 +90,19 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool, with_rates: b
                 rates = [f"{throughput:.4g}", f"{throughput / measured.step_seconds:.4g}"]
             if (queue := status.queue) is not None:
                 start = queue.forecast_start
-                place = [f"{queue.position}/{queue.jobs}", f"{start.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if start else "?"]
+                place = [f"{queue.position}/{queue.jobs}", _minute(start) if start else "?"]
         else:  # A later release has phases that this one does not know.
             rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
         rows[-1] += rates if with_rates else []
         rows[-1] += place if waits else []
         rows[-1] += [str(_preemptions(body))] if preempted else []
+        rows[-1] += [_rests_until(body) or "-"] if rests else []
         rows[-1] += [_queue(body) or "-"] if queues else []
     more = [
         *(RATES if with_rates else []),
         *(["PLACE", "STARTS"] if waits else []),
         *(["PREEMPTED"] if preempted else []),
+        *(["RESTS UNTIL"] if rests else []),
         *(["QUEUE"] if queues else []),
     ]
     return table([*HEADER, *more], rows)
@@ -111,6 +115,18 @@ def _waits(body: Mapping[str, Any]) -> bool:
 def _preemptions(body: Mapping[str, Any]) -> int:
     found = (body.get("status") or {}).get("preemptions")
     return found if isinstance(found, int) else 0
+
+
+def _rests_until(body: Mapping[str, Any]) -> str:
+    """Return the time until which a job rests although devices are free that it could use; empty if it does not."""
+    resizing = find(readable_status(body.get("status") or {}).conditions, "Resizing")
+    if resizing is None or resizing.reason != "Resting":
+        return ""
+    return _minute(resizing.last_transition_time + timedelta(seconds=MIN_BETWEEN_S))
+
+
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
 
 
 def _queue(body: Mapping[str, Any]) -> str:

@@ -18,14 +18,14 @@ from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
 from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
-from dljob.controller.planning.joint.assigning import Assigning, Share
+from dljob.controller.planning.joint import Assigning, Share
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue
 from dljob.controller.planning.reserving import Reserving
 from dljob.job.log_fields import log_fields
-from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
+from dljob.job.observed import Observed, Outlook, Preemption
 from dljob.job.plan.first_plans import AwaitsMeasurement, FirstMeasurements
 from dljob.kube import Cache, JobKey
 from dljob.kube.objects.cache import utc_now
@@ -317,9 +317,9 @@ class Planning:
         """Return why a running job must stop now for a waiting job of a higher priority; None if it need not."""
         return self._preempting.order(key)
 
-    def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs that gain more from a running job's devices, so that it must move; None: there are none."""
-        return self._assigning.room_for(key)
+    def added_to(self, observed: Observed) -> Observed:
+        """Return the observed state of a job with the reasons why an assignment moves it or lets it rest."""
+        return self._assigning.added_to(observed)
 
     async def _make_room(self) -> None:
         """Order running jobs to stop for the first job in line, if the chart value ``preemption`` allows it."""

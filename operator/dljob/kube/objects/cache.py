@@ -77,9 +77,9 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 class CachedObject:
     """A watched object, with only the fields that the operator needs (``seen``).
 
-    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. For a pod without the label of a
-    job, ``seen`` and ``owner`` are None, because a cluster may have tens of thousands of such pods. The resources that
-    such a pod takes from its node are stored in ``Cache.ledger``.
+    ``owner`` is the uid of the controlling owner, ``owning_job`` its name if it is a DLJob. Of a pod without the label
+    of a job, only ``uid`` and ``version`` (resourceVersion) are stored, because a cluster may have tens of thousands of
+    such pods. The resources that such a pod takes from its node are stored in ``Cache.ledger``.
     """
 
     uid: str
@@ -88,6 +88,7 @@ class CachedObject:
     job: JobKey | None
     """Key of the job that the object's label names; None without the label."""
     seen: Any
+    owning_job: str | None
 
 
 @dataclass
@@ -152,8 +153,8 @@ class Cache:
             self._set_owners.note(meta["uid"], foreign=trim.owning_job(body) is None)
         self._forget(store, key)
         self._note(kind, key, old.job if old is not None else None, job)
-        owner = None if stranger else trim.owner_uid(body)
-        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen)
+        owner, owning_job = (None, None) if stranger else (trim.owner_uid(body), trim.owning_job(body))
+        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen, owning_job)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
@@ -312,7 +313,7 @@ class Cache:
 
     def waiting_for_volumes(self) -> list[JobKey]:
         """Return the keys of the jobs that a change of a volume claim or storage class may let start."""
-        found: list[JobKey] = []
+        found = list[JobKey]()
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
             waits = conditions.get("VolumeReady", {}).get("status", "True") != "True"
@@ -332,25 +333,23 @@ class Cache:
         if (job := self.job(key)) is None:
             return None
         names, present_sets = Names.of(job), self._of(STATEFUL_SET, key)
-        sets: tuple[SetSeen, ...] = tuple(each.seen for each in present_sets if each.owner == job.uid)
-        leftovers = [f"StatefulSet {each.seen.name}" for each in present_sets if each.owner != job.uid]
+        sets = tuple[SetSeen, ...](each.seen for each in present_sets if each.owner == job.uid)
+        others = {f"StatefulSet {each.seen.name}": each for each in present_sets if each.owner != job.uid}
         maps = dict.fromkeys((names.plan, names.report, names.suggestion), trim.MapSeen("", plan=None, report=None))
-        for name, entry_ in [(name, self.found(CONFIG_MAP, job.namespace, name)) for name in maps]:
-            if entry_ is not None and entry_.owner == job.uid:
-                maps[name] = entry_.seen
-            elif entry_ is not None and (name != names.suggestion or "task" in job.spec):
-                leftovers.append(f"ConfigMap {name}")
+        for name, each in [(name, self.found(CONFIG_MAP, job.namespace, name)) for name in maps]:
+            if each is not None and each.owner == job.uid:
+                maps[name] = each.seen
+            elif each is not None and (name != names.suggestion or "task" in job.spec):
+                others[f"ConfigMap {name}"] = each
         claims: dict[str, ClaimSeen] = {}
-        present = self._stores[CLAIM.plural]
-        for name in present.by_namespace.get(job.namespace, ()):
-            entry = present.entries[job.namespace, name]
+        for name in self._stores[CLAIM.plural].by_namespace.get(job.namespace, ()):
+            entry = self._stores[CLAIM.plural].entries[job.namespace, name]
             if name == names.claim and entry.owner not in (None, job.uid):
-                leftovers.append(f"PersistentVolumeClaim {name}")
+                others[f"PersistentVolumeClaim {name}"] = entry
             claims[name] = entry.seen
         pods, look = self.pods_of(key), self.look_of(job)
         lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
-        nodes = self._stores[NODE.plural].entries
-        used = [nodes["", name].seen for name in {p.node for p in pods if p.node} if ("", name) in nodes]
+        used = [node.seen for name in {p.node for p in pods if p.node} if (node := self.found(NODE, "", name))]
         report, suggestion = maps[names.report], maps[names.suggestion]
         observed = Observed(
             job=job,
@@ -363,7 +362,8 @@ class Cache:
             look=look,
             suggestion=suggestion.suggestion,
             suggestion_problem=suggestion.suggestion_problem,
-            leftovers=tuple(leftovers),
+            leftovers=tuple(text for text, each in others.items() if each.owning_job != job.name),
+            being_deleted=tuple(text for text, each in others.items() if each.owning_job == job.name),
             lost_nodes=lost,
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
             node_conditions={node.name: node.conditions for node in used},

@@ -368,7 +368,8 @@ def provisioning_request(body: Body) -> ProvisioningSeen:
 def storage_class(body: Body) -> ClassSeen:
     annotations = body["metadata"].get("annotations") or {}
     keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
-    return ClassSeen(body["metadata"]["name"], any(annotations.get(key) == "true" for key in keys))
+    default = any(annotations.get(key) == "true" for key in keys)
+    return ClassSeen(body["metadata"]["name"], default, str(body.get("provisioner") or ""))
 
 
 def node(body: Body) -> NodeSeen:

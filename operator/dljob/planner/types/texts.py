@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from math import ceil
 
 LONGEST_GROUP = 16
@@ -65,6 +66,11 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.1f}d"
+
+
+def time_text(time: datetime) -> str:
+    """Return a time in UTC to the second, as Kubernetes writes times: 2026-03-01T12:00:00Z."""
+    return time.replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
 def duration_at_least(seconds: float) -> str:

@@ -224,7 +224,7 @@ def _checked(
     spec, job = parsed.spec, parsed.observed.job
     assert spec is not None
     found = _adjusted(found, spec, least)
-    claim = checkpoint_claim(job, spec, found)
+    claim = checkpoint_claim(job, spec, found, parsed.observed.classes)
     if claim is not None and claim["metadata"]["name"] in parsed.observed.claims:
         claim = None
     if claim is not None and (

@@ -29,6 +29,7 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
 from dljob.reconcile.rollout import quiet
+from dljob.reconcile.spec import one_node
 from dljob.render import Names, RenderConfig, gang
 from dljob.scheduling import NO_LIMITS
 from dljob.status import FALSE, TRUE, Verdict, is_true
@@ -87,7 +88,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
-            node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
+            node_conditions={}, preemption=None, room_for=None, resting=None, lacks_priority_class="",
             rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
             usable_cpus={},
         ),
@@ -159,9 +160,11 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _narrowed(parsed: ParsedJob) -> DLJobSpec:
-    """Return the spec, limited to what Kueue has admitted."""
+    """Return the spec, limited to what Kueue has admitted, and to one node if only one can use the checkpoints."""
     assert parsed.spec is not None
-    return parsed.within.narrow(parsed.spec) if parsed.within else parsed.spec
+    if parsed.within is not None:
+        return parsed.within.narrow(parsed.spec)
+    return one_node.limited(parsed.spec) if parsed.one_node_claim else parsed.spec
 
 
 def _attempt(
@@ -207,6 +210,7 @@ def _attempt(
         proposed = proposed.model_copy(update={"number": shown.number})
     assumed = assumed_bandwidth(spec, decision.checkpoint_s, measured_s)
     short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
+    only = one_node.why(parsed.one_node_claim) if parsed.one_node_claim and parsed.within is None else None
     prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
     prices = applied_site(parsed.defaults, (group.device for group in decision.chosen.groups))
     found = StoredPlan(
@@ -218,7 +222,7 @@ def _attempt(
         spec=planned_fields(parsed.own_spec),
         resizes=0,
         splitting_disabled=splitting_disabled,
-        warning="; ".join(filter(None, (decision.warning, short, assumed))) or None,
+        warning="; ".join(filter(None, (decision.warning, short, assumed, only))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),
         domain=node_terms(left_out.reachable(decision, whole)),

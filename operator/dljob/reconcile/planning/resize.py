@@ -13,22 +13,25 @@ The pods of the old plan write a checkpoint and stop. False:
 
 - Resized: the new plan has replaced the old one.
 - NotWorthwhile: the operator found no better plan when it looked last; the message says why.
+- Resting: devices are free that the job could use, but it has moved shortly before. The message has the time at which
+  it may move again (the chart value ``queue.assignment: Together``).
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from dlcontract import RunPhase
 from dljob.api import Disruption, Minimize, PlanningMode, Resize
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.planner.types.texts import duration
+from dljob.planner.types.texts import duration, time_text
 from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan, rest
 from dljob.reconcile.planning.replan import layout
 from dljob.reconcile.rollout import quiet
+from dljob.reconcile.spec import one_node
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
@@ -72,6 +75,17 @@ def lets_move(parsed: ParsedJob) -> bool:
     return _lets_grow(spec, accepted) and accepted.plan.model.resumes
 
 
+def rests_until(parsed: ParsedJob, now: datetime) -> datetime | None:
+    """Return the time until which a job must not move only because it has moved shortly before; None: it may move.
+
+    Return None also if it must not move for another reason.
+    """
+    if not lets_move(parsed) or not _can_grow(parsed, now, moving=True):
+        return None
+    until = _rested_at(parsed, is_late=False)
+    return until if until is not None and now < until else None
+
+
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
     """Return the plan to which the job moves now, or None if it keeps its plan for now.
 
@@ -83,6 +97,7 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     accepted, observed = parsed.accepted, parsed.observed
     if accepted is None or not undecided(parsed, now):
         _cancel(parsed, draft)
+        _explain_rest(parsed, draft, now)
         return None
     if not make_plan.ready(parsed):
         return None
@@ -93,6 +108,8 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     change = f"from {accepted.status.summary} to {other.status.summary}"
     if quiet(observed):
         text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {change}{_why(parsed)}"
+        if lets_move(parsed) and _is_moving(parsed):
+            text += f". It can move again at {time_text(now + timedelta(seconds=MIN_BETWEEN_S))}"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Resized", text))
         return other
     if _stranded(parsed, now):
@@ -184,6 +201,23 @@ def _cancel(parsed: ParsedJob, draft: Draft) -> None:
                 "the job keeps its plan, because the reason for a move no longer exists",
             )
         )
+
+
+def _explain_rest(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Say in the condition Resizing why devices stay free that a job could use, and when the operator looks again."""
+    resting, before = parsed.observed.resting, find(parsed.before.conditions, CONDITION)
+    if _is_moving(parsed):
+        return
+    if resting is not None and now < resting.until:
+        text = (
+            f"the job would end sooner on {resting.devices}, which are free or its own, but a job trains for "
+            f"{duration(MIN_BETWEEN_S)} between two moves; the operator looks again at {time_text(resting.until)}"
+        )
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Resting", text))
+        draft.requeue_in((resting.until - now).total_seconds())
+    elif before is not None and before.reason == "Resting":
+        text = "the job keeps its plan: it no longer rests, or the devices that it could use are no longer free"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", text))
 
 
 def _is_moving(parsed: ParsedJob) -> bool:
@@ -285,11 +319,17 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
         return False
     if len(parsed.observed.ready_pods) < accepted.nodes and not _missing_for(parsed, now):
         return False  # Lost pods are being replaced.
-    last = find(conditions, CONDITION)
-    if moving or now is None or not accepted.resizes or last is None:
-        return True
+    rested_at = _rested_at(parsed, is_late=is_late)
+    return moving or now is None or rested_at is None or now >= rested_at
+
+
+def _rested_at(parsed: ParsedJob, *, is_late: bool) -> datetime | None:
+    """Return the time from which a job may move again after its last move; None if it has not moved yet."""
+    last = find(parsed.before.conditions, CONDITION)
+    if parsed.accepted is None or not parsed.accepted.resizes or last is None:
+        return None
     between_s = min(MIN_BETWEEN_S, MIN_RESTARTS_BETWEEN * rest.restart_s(parsed)) if is_late else MIN_BETWEEN_S
-    return (now - last.last_transition_time).total_seconds() >= between_s
+    return last.last_transition_time + timedelta(seconds=between_s)
 
 
 def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
@@ -313,7 +353,8 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if found.new_nodes:
         return "no other plan is possible on the existing nodes"
     if layout(found) == layout(accepted):
-        return f"{accepted.status.summary} is still the best plan"
+        only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
+        return f"{accepted.status.summary} is still the best plan{only}"
     sizes = {size.ranks for size in parsed.report.refused_sizes} if parsed.report is not None else set()
     if (ranks := len(found.plan.ranks)) in sizes:
         return f"{found.status.summary} would be possible, but the script failed on {ranks} ranks"

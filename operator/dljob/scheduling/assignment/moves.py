@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
+from dljob.scheduling.assignment.deadlines import Change, spoils_deadline
 from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
 from dljob.scheduling.gain import MIN_BETWEEN_S, MIN_GAIN, MIN_GAIN_S
@@ -69,6 +71,21 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
     return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
 
 
+def idle_option(
+    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float
+) -> Option | None:
+    """Return the option with which running job ``i`` would gain enough if it moved to devices that stay free otherwise.
+
+    These are devices that neither the other jobs hold nor waiting jobs get, and its own. Return None if there is none.
+    """
+    left = Counter(free)
+    for j, (its, part) in enumerate(zip(held, parts, strict=True)):
+        if j != i:
+            left.subtract(its.devices or ({part.device: part.devices} if part is not None else {}))
+    found = fastest_fitting(jobs[i].options, left)
+    return found if found is not None and gains_by(held[i], found.seconds, restart_s) else None
+
+
 def helped_by(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
@@ -127,17 +144,14 @@ def repays(
     return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
 
 
-def spoils_deadline(
+def move_spoils_deadline(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, helped: Sequence[int], restart_s: float
 ) -> bool:
     """Return True if job ``i`` misses its deadline only by its move, and no job in ``helped`` meets its own by that."""
-    due_s, part = jobs[i].due_s, parts[i]
+    part = parts[i]
     assert part is not None
-    if due_s is None or held[i].left_s > due_s or part.seconds + restart_s <= due_s:
-        return False
-    return not any(_rescued(jobs[j], held[j], parts[j]) for j in helped)
-
-
-def _rescued(job: Candidate, mine: Held, part: Option | None) -> bool:
-    late = not mine.devices or mine.left_s > (job.due_s or 0.0)
-    return job.due_s is not None and part is not None and part.seconds <= job.due_s and late
+    others = ((jobs[j], held[j], parts[j]) for j in helped)
+    return spoils_deadline(
+        Change(jobs[i].due_s, held[i].left_s, part.seconds + restart_s),
+        (Change(job.due_s, mine.left_s if mine.devices else inf, its.seconds) for job, mine, its in others if its),
+    )

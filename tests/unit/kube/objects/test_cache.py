@@ -20,6 +20,12 @@ def controlled(name: str, uid: str, *, by: str, reason: str | None = None) -> Js
     return found | ({"status": {"phase": "Failed", "reason": reason}} if reason else {})
 
 
+def of_job(name: str, owner: Json) -> Json:
+    """Return an object with a name that the job needs, which the DLJob ``owner`` controls."""
+    found = body(name, name, owner=None, data={})
+    return found | {"metadata": found["metadata"] | {"ownerReferences": [owner]}}
+
+
 def pod(version: int, ready: bool, uid: str = "p1") -> Json:
     status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
     return body("digits-cpu-0", uid, version, status=status)
@@ -122,7 +128,19 @@ class TestObserve:
         cache.put(kind, body(name, "u9", owner="another-uid", data={"plan.json": "{}", "report.json": "{}"}))
         observed = cache.observe(KEY)
         assert observed is not None and observed.leftovers == (leftover,)
-        assert observed.sets == () and observed.plan is None and observed.report is None
+        assert observed.sets == () and observed.plan is None and observed.report is None and not observed.being_deleted
+
+    def test_objects_of_an_earlier_job_of_the_same_name_are_being_deleted(self, cache: Cache) -> None:
+        """Fixed bug: after ``kubectl delete`` and ``apply`` of a job, they counted as objects of another owner."""
+        for kind, name in ((STATEFUL_SET, "digits-cpu"), (CONFIG_MAP, "digits-plan"), (CLAIM, "digits-checkpoints")):
+            cache.put(kind, of_job(name, {**DLJOB_OWNER, "uid": "earlier"}))
+        cache.put(CONFIG_MAP, of_job("digits-report", {**DLJOB_OWNER, "uid": "another", "name": "digit"}))
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.leftovers == ("ConfigMap digits-report",)
+        assert observed.being_deleted == (
+            "StatefulSet digits-cpu", "ConfigMap digits-plan", "PersistentVolumeClaim digits-checkpoints",
+        )  # fmt: skip
+        assert observed.sets == () and observed.plan is None
 
     def test_claim_without_owner_is_not_a_leftover(self, cache: Cache) -> None:
         cache.put(CLAIM, body("digits-checkpoints", "c", owner=None))

@@ -285,6 +285,7 @@ class TestTrim:
     def test_default_storage_class_is_found(self, key: str) -> None:
         assert trim.storage_class({"metadata": {"name": "s", "annotations": {key: "true"}}}).default
         assert not trim.storage_class({"metadata": {"name": "s"}}).default
+        assert trim.storage_class({"metadata": {"name": "s"}, "provisioner": "nfs.csi.k8s.io"}).provisioner
 
     def test_job_is_trimmed(self) -> None:
         meta = {"name": "j", "namespace": "n", "uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"}

@@ -10,31 +10,32 @@ restart do not.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
-from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
 from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, has_part, shape_of
+from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
-from dljob.job.observed import RoomFor
+from dljob.job.observed import Observed
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
 from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.reconcile.planning.resize import lets_move, may_move
-from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
+from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
+from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
 from dljob.scheduling.gain import MIN_BETWEEN_S
-from dljob.scheduling.parts import free_devices, left_for, part_of
+from dljob.scheduling.parts import free_devices, left_for
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
@@ -43,49 +44,6 @@ OBEY_S = 90.0
 """Seconds after which an order that a running job moves is dropped if the job's reconcile has not carried it out."""
 
 log = logging.getLogger("dljob")
-
-
-@dataclass(frozen=True)
-class Share:
-    """The devices on which a job is planned, as a result of an assignment.
-
-    ``part``: the devices that are assigned to the job. None: the job may use what the parts of ``others`` leave.
-    """
-
-    part: Option | None
-    others: tuple[Option, ...] = ()
-
-    def of(self, view: ClusterView, question: ParsedJob) -> ClusterView:
-        """Return ``view`` with only the nodes and free devices that the job may use."""
-        if self.part is None:
-            return left_for(view, self.others)
-        return part_of(usable_nodes(question, view), self.part, view)
-
-
-@dataclass(frozen=True)
-class _Running:
-    """A running job that takes part in assignments.
-
-    ``question``: the job, reduced to what its plan depends on. ``movable``: False while it rests, such as after a move.
-    The other jobs then get parts beside the one that it will have, and not what it leaves today.
-    """
-
-    uid: str
-    question: ParsedJob
-    movable: bool
-
-
-@dataclass(frozen=True)
-class _Order:
-    """An order that a running job moves to its part (the devices assigned to it).
-
-    ``room``: the jobs that need the devices that it gives up; None: no job does, so it moves only if it gains itself.
-    ``since_s``: time of the order.
-    """
-
-    uid: str
-    room: RoomFor | None
-    since_s: float
 
 
 class Assigning:
@@ -105,14 +63,16 @@ class Assigning:
         """``requeue``: called with the key of a job that is to move. ``on``: False: each job is planned by itself."""
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now, self._on = clock, now, on
-        self._running: dict[JobKey, _Running] = {}
+        self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
         self._known: dict[JobKey, Known] = {}
         """The options of the jobs in the last assignment."""
         self._seen: dict[JobKey, tuple[Known, int]] = {}
         """The options and the priority of the jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
-        self._orders: dict[JobKey, _Order] = {}
+        self._orders: dict[JobKey, Order] = {}
+        self._resting: dict[JobKey, Resting] = {}
+        """The jobs that rest while devices are free that they could use, by the last assignment."""
         self._gone = set[JobKey]()  # Jobs that no longer exist. Their pods may still run.
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
@@ -133,7 +93,7 @@ class Assigning:
         if takes_part and len(self._running) < MAX_JOBS:
             # The plan of a large job has thousands of ranks, and its options do not depend on it.
             question = replace(question_of(parsed), accepted=None, report=None)
-            self._running[key] = _Running(parsed.observed.job.uid, question, movable)
+            self._running[key] = Running(parsed.observed.job.uid, question, movable, rests_until(parsed, self._now()))
 
     def of(self, key: JobKey) -> Share | None:
         """Return the share of a job from the last assignment; None: it is planned by itself, on all free devices."""
@@ -144,22 +104,22 @@ class Assigning:
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
 
-    def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs that need the devices of a running job that is to move.
-
-        Return None if it moves only for its own gain, or not at all.
-        """
-        return self._orders[key].room if self.moves(key) else None
+    def added_to(self, observed: Observed) -> Observed:
+        """Return the observed state of a job with the reasons of the last assignment why it moves or rests."""
+        key = observed.job.key
+        room, resting = self._orders[key].room if self.moves(key) else None, self._resting.get(key)
+        return replace(observed, room_for=room, resting=resting)
 
     def forget(self, key: JobKey) -> None:
         self._gone.add(key)
-        for state in (self._running, self._shares, self._orders, self._refused_s):
+        for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.pop(key, None)
 
     def forget_all(self) -> None:
-        every = (self._running, self._shares, self._orders, self._refused_s, self._known, self._seen, self._options)
-        for state in every:
+        for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.clear()
+        for known in (self._known, self._seen, self._options):
+            known.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
     async def share(
@@ -306,7 +266,8 @@ class Assigning:
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
         """Assign devices to the waiting jobs and to the running jobs that take part, and store their shares.
 
-        ``orders``: True: also order the running jobs to move to their parts.
+        ``orders``: True: also order running jobs to move to their parts. False: only check the orders that are given:
+        one that no longer repays is withdrawn. The part of a job that has decided to move stays until it has moved.
         """
         mine = {key: question for key, question in waiting.items() if has_part(question)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
@@ -317,7 +278,8 @@ class Assigning:
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
         questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
-        running = {key: each for key, each in running.items() if key in self._running}  # Others ended meanwhile.
+        # Others ended or decided to move meanwhile.
+        running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         view = self._view_without({key for key, _ in everyone})
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
@@ -332,30 +294,56 @@ class Assigning:
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
-        if orders:
-            before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
-        if len(keys) < 2:
-            return  # A job that is alone may use all devices, also of several types.
-        found = assign_all(jobs, held, free_devices(view), RESTART_S)
-        parts = [part and replace(part, seconds=0.0) for part in found.parts]
-        left = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
-        for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
-            if part is not None or key in questions:
-                self._shares[key] = Share(part, () if part is not None else left)
-            if orders and found.moves[i]:
-                since_s = before[key].since_s if key in before else self._clock()
-                self._order(key, [keys[j] for j in found.helped[i]], since_s)
+        before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
+        free = free_devices(view)
+        if len(keys) >= 2:  # A job that is alone may use all devices, also of several types.
+            found = assign_all(jobs, held, free, RESTART_S)
+            parts = [part and replace(part, seconds=0.0) for part in found.parts]
+            left = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
+            for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
+                if part is not None or key in questions:
+                    self._shares[key] = Share(part, () if part is not None else left)
+                if found.moves[i] and (orders or key in before):
+                    self._order(key, [keys[j] for j in found.helped[i]], before.get(key))
+        self._note_resting(keys, jobs, held, found.parts if len(keys) >= 2 else (None,) * len(keys), free)
+        for key in before.keys() - self._orders.keys():
+            log.info(
+                "the job keeps its devices: its move no longer repays", extra=log_fields(key, self._cache.job(key))
+            )
 
-    def _order(self, key: JobKey, helped: list[JobKey], since_s: float) -> None:
+    def _note_resting(
+        self,
+        keys: Sequence[JobKey],
+        jobs: Sequence[Candidate],
+        held: Sequence[Held],
+        parts: Choices,
+        free: Mapping[str, int],
+    ) -> None:
+        """Note which of the jobs ``keys`` rest while devices stay free that they could use. Queue those that change.
+
+        The other arguments are those of ``idle_option``.
+        """
+        before, self._resting = self._resting, {}
+        for i, key in enumerate(keys):
+            until = self._running[key].rests_until if held[i].devices else None
+            if until is not None and (option := idle_option(i, jobs, held, parts, free, RESTART_S)) is not None:
+                self._resting[key] = Resting(until, f"{option.devices} x {option.device}")
+        for key in before.keys() | self._resting.keys():
+            if before.get(key) != self._resting.get(key):
+                self._requeue(key)
+
+    def _order(self, key: JobKey, helped: list[JobKey], before: Order | None) -> None:
         """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up.
 
-        ``since_s``: time of the order.
+        ``before``: its present order; None: it has none.
         """
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
-        self._orders[key] = _Order(self._running[key].uid, room, since_s)
-        why = f"to release devices for {len(helped)} other jobs" if helped else "to better devices"
-        log.info("the job moves %s", why, extra=log_fields(key, self._cache.job(key)))
+        since_s = before.since_s if before is not None else self._clock()
+        self._orders[key] = Order(self._running[key].uid, room, since_s)
+        if self._orders[key] != before:
+            why = f"to release devices for {len(helped)} other jobs" if helped else "to better devices"
+            log.info("the job moves %s", why, extra=log_fields(key, self._cache.job(key)))
         self._requeue(key)
 
     def _is_moving(self, key: JobKey) -> bool:

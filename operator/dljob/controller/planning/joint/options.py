@@ -58,7 +58,8 @@ class KnownOptions:
         ended. ``shape``: its ``shape_of``. ``ask``: makes plans.
         """
         request = (
-            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
+            key[0], question.digest, bool(question.one_node_claim), tuple(sorted(question.observed.left_out)),
+            self._cache.profiles_version, shape,
         )  # fmt: skip
         known = self._known.get(request)
         if known is not None and self._clock() - known[0] < OPTIONS_S:
