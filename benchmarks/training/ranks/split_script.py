@@ -31,8 +31,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
         split = (*x.shape[:2], -1, x.shape[-1] // HEADS)
-        heads = (layer(y).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
-        x = x + self.out(scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
+        query, key, value = (layer(y).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        x = x + self.out(scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
         found: Tensor = x + self.down(gelu(self.up(self.after(x))))
         return found
 

@@ -91,29 +91,6 @@ def test_the_fast_devices_go_to_the_job_that_gains_most_from_them() -> None:
     assert in_order([gains_little, gains_much], free) == (gains_little[0], gains_much[1])
 
 
-@pytest.mark.parametrize(
-    ("due_s", "exchange"),
-    [
-        ((None, None), True),
-        ((150.0, None), True),
-        ((100.0, None), False),  # It would need 120 instead of 90 s.
-        ((100.0, 900.0), False),  # The other one is in time anyhow.
-        ((100.0, 300.0), True),  # The other one is in time only with the fast devices.
-        ((80.0, None), True),  # It misses its deadline in any case.
-    ],
-)
-def test_an_exchange_makes_no_job_late_for_one_that_is_not_late(
-    due_s: tuple[float | None, float | None], exchange: bool
-) -> None:
-    """Fixed bug: two waiting jobs exchanged their devices, and the one that met its deadline missed it."""
-    gains_little = (Option("a100", 1, 8, 90.0), Option("t4", 1, 8, 120.0))
-    gains_much = (Option("a100", 1, 8, 100.0), Option("t4", 1, 8, 800.0))
-    jobs = [Candidate(0, gains_little, due_s=due_s[0]), Candidate(0, gains_much, due_s=due_s[1])]
-    found = together(jobs, {"a100": 8, "t4": 8})
-    assert [part and part.device for part in found] == (["t4", "a100"] if exchange else ["a100", "t4"])
-    assert together(jobs[::-1], {"a100": 8, "t4": 8}) == found[::-1]
-
-
 def test_one_job_does_not_get_all_devices_while_others_wait() -> None:
     sizes = tuple(Option("t4", 1, n, 1000.0 / n**0.4) for n in (1, 2, 4, 8))
     assert [each and each.devices for each in assign(equal([sizes] * 4), {"t4": 8})] == [2, 2, 2, 2]

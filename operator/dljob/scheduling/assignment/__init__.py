@@ -11,8 +11,7 @@ A job with a deadline that it can meet starts before all others, with the device
 more devices are of less use to it than to others (``NO_USE``), and also once the deadline can no longer be met. No job
 restarts on devices with which it misses its deadline, unless another one meets its own by that.
 
-Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``, and
-neither of them misses its deadline by that for a job that is not late.
+Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist.
 
@@ -29,9 +28,9 @@ from dljob.scheduling.assignment.moves import (
     gains_by,
     helped_by,
     idle_option,
-    move_spoils_deadline,
     movers,
     repays,
+    spoils_deadline,
 )
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.together import less, together
@@ -100,7 +99,7 @@ def assign_all(
         for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
         if m
         and (own or repays(i, jobs, held, parts, others, restart_s))
-        and not move_spoils_deadline(i, jobs, held, parts, others, restart_s)
+        and not spoils_deadline(i, jobs, held, parts, others, restart_s)
     }
     # The parts of some need devices of jobs that do not move now.
     fitting = fitting_moves(repay, held, parts, free)

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from math import inf
 
-from dljob.scheduling.assignment.deadlines import Change, spoils_deadline
 from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
 from dljob.scheduling.gain import MIN_BETWEEN_S, MIN_GAIN, MIN_GAIN_S
@@ -144,14 +142,17 @@ def repays(
     return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
 
 
-def move_spoils_deadline(
+def spoils_deadline(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, helped: Sequence[int], restart_s: float
 ) -> bool:
     """Return True if job ``i`` misses its deadline only by its move, and no job in ``helped`` meets its own by that."""
-    part = parts[i]
+    due_s, part = jobs[i].due_s, parts[i]
     assert part is not None
-    others = ((jobs[j], held[j], parts[j]) for j in helped)
-    return spoils_deadline(
-        Change(jobs[i].due_s, held[i].left_s, part.seconds + restart_s),
-        (Change(job.due_s, mine.left_s if mine.devices else inf, its.seconds) for job, mine, its in others if its),
-    )
+    if due_s is None or held[i].left_s > due_s or part.seconds + restart_s <= due_s:
+        return False
+    return not any(_rescued(jobs[j], held[j], parts[j]) for j in helped)
+
+
+def _rescued(job: Candidate, mine: Held, part: Option | None) -> bool:
+    late = not mine.devices or mine.left_s > (job.due_s or 0.0)
+    return job.due_s is not None and part is not None and part.seconds <= job.due_s and late

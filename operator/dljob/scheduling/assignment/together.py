@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from dljob.scheduling.assignment.deadlines import Change, spoils_deadline
-from dljob.scheduling.assignment.types import Candidate, Choices, Option
+from dljob.scheduling.assignment.types import Candidate, Choices, Jobs, Option
 
 MIN_EXCHANGE = 1.2
 """Smallest factor by which an exchange of devices between two jobs must increase their sum of 1 / T (T: remaining
@@ -25,7 +24,7 @@ def together(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
     found, shares = _grown(jobs, free, limited=False)
     if any(part is None and shares.lacks(job) for part, job in zip(found, jobs, strict=True)):
         found, _ = _grown(jobs, free, limited=True)
-    return _exchanged(jobs, found)
+    return _exchanged([job.options for job in jobs], found)
 
 
 def _grown(
@@ -91,11 +90,10 @@ class _Shares:
         self._given[owner][new.device] += new.devices
 
 
-def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choices:
+def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
     """Let pairs of jobs with devices of different types exchange their devices, and return the resulting choices.
 
-    Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large, and
-    neither misses its deadline by that, unless the other one meets its own by that.
+    Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large.
     """
     fastest: list[dict[tuple[str, int], Option | None]] = [{} for _ in jobs]
 
@@ -103,7 +101,7 @@ def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choice
         """Return the fastest option of job ``i`` on the devices of ``other``."""
         what = other.device, other.devices
         if what not in fastest[i]:
-            fastest[i][what] = fastest_fitting(jobs[i].options, {other.device: other.devices})
+            fastest[i][what] = fastest_fitting(jobs[i], {other.device: other.devices})
         return fastest[i][what]
 
     for _ in range(len(jobs)):
@@ -116,13 +114,7 @@ def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choice
             if first is None or second is None:
                 continue
             gained = 1 / first.seconds + 1 / second.seconds
-            if gained <= MIN_EXCHANGE * (1 / a.seconds + 1 / b.seconds):
-                continue
-            mine, its = (
-                Change(jobs[i].due_s, a.seconds, first.seconds),
-                Change(jobs[j].due_s, b.seconds, second.seconds),
-            )
-            if not (spoils_deadline(mine, (its,)) or spoils_deadline(its, (mine,))):
+            if gained > MIN_EXCHANGE * (1 / a.seconds + 1 / b.seconds):
                 chosen[i], chosen[j], changed = first, second, True
         if not changed:
             break
