@@ -9,8 +9,9 @@ of the rounds, beside what the rank has when it begins (see ``memory``):
 
 - ``peak``: the largest memory of the run. ``created``: the largest until the rank has its part of the model.
 - ``plan``: what the plan adds to the memory of a process.
+- ``rank``: the whole memory that the plan has for a rank, with its process, divided by that of the measured rank.
 
-``plan / peak`` must be at least 1 everywhere, and at the median at most 1.1.
+``plan / peak`` must be at least 1 everywhere, and ``rank`` at the median at most 1.1.
 """
 
 import argparse
@@ -135,7 +136,8 @@ def measured_nbytes(case: Case) -> dict[str, int]:
     rows = [json.loads(row) for row in re.findall(r"memory ({.*?})", output)]
     if len(rows) != case.ranks:
         raise SystemExit(f"found {len(rows)} of {case.ranks} ranks in the script's output:\n{output}")
-    return {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
+    found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
+    return found | {"process": max(row["anonymous"] for row in rows)}
 
 
 def main() -> None:
@@ -151,13 +153,18 @@ def main() -> None:
     for case in cases(options.parameters):
         measured[case] = [measured_nbytes(case) for _ in range(options.rounds)]
         print(f"measured {case.text}", file=sys.stderr, flush=True)
-    rows, ratios = list[dict[str, Any]](), dict[str, list[float]]()
+    rows, ratios = list[dict[str, Any]](), dict[str, list[tuple[float, float]]]()
     for case, found in measured.items():  # After the forks: torch's threads do not survive one.
         created, peak = (statistics.median(each[name] for each in found) / MIB for name in ("created", "peak"))
         predicted = predicted_nbytes(case, hints_of(case)) / MIB
         ratio = predicted / max(each["peak"] / MIB for each in found)
-        ratios.setdefault(case.strategy, []).append(ratio)
-        rows.append(asdict(case) | {"created_MiB": created, "peak_MiB": peak, "plan_MiB": predicted, "ratio": ratio})
+        whole = max((each["peak"] + each["process"]) / MIB for each in found)
+        rank = (predicted + PROCESS_NBYTES / MIB) / whole
+        ratios.setdefault(case.strategy, []).append((ratio, rank))
+        rows.append(
+            asdict(case)
+            | {"created_MiB": created, "peak_MiB": peak, "plan_MiB": predicted, "ratio": ratio, "rank": rank}
+        )
         print(
             f"{case.text:28} created {created:5.0f} MiB  peak {peak:5.0f}  plan {predicted:5.0f}  plan/peak {ratio:.2f}"
         )
@@ -165,8 +172,9 @@ def main() -> None:
         options.json.write_text(json.dumps({"machine": machine(), "rounds": options.rounds, "rows": rows}, indent=1))
     figures = []
     for strategy, values in ratios.items():
-        figures.append(Figure(f"{strategy}: least plan / peak of {len(values)}", min(values), low=1.0))
-        figures.append(Figure(f"{strategy}: median plan / peak", statistics.median(values), high=LARGEST_RATIO))
+        least, median = min(ratio for ratio, _ in values), statistics.median(rank for _, rank in values)
+        figures.append(Figure(f"{strategy}: least plan / peak of {len(values)}", least, low=1.0))
+        figures.append(Figure(f"{strategy}: median of rank", median, high=LARGEST_RATIO))
     print(table(figures))
 
 
