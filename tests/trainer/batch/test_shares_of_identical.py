@@ -15,7 +15,7 @@ def test_noise_of_probes_does_not_decide_the_split_of_identical_devices() -> Non
 
 
 def test_two_of_three_ranks_on_the_same_core_do_not_decide_the_split() -> None:
-    """Regression: gpt-mini on three equal nodes that shared two cores had 1 + 1 + 4 samples, and was 1.2 times slower.
+    """Regression: gpt-mini on three equal nodes that shared two cores had 1 + 1 + 4 samples.
 
     During the probe, the third rank had a core to itself.
     """
