@@ -120,21 +120,3 @@ def test_a_node_with_much_memory_takes_no_plan_from_the_others() -> None:
     before = decided(request, view(*nodes)).chosen
     after = decided(request, view(*nodes, {"cpu": 4, "memory": "64Gi"})).chosen
     assert after.prediction.total_s <= before.prediction.total_s
-
-
-class TestMainMemoryOfGPUNodes:
-    """Regression: plans had more ranks on a GPU node than fit into its main memory, so that pods waited for ever."""
-
-    @pytest.mark.parametrize("free_gibibytes", [3, 6, 11, 24])
-    def test_pods_fit_into_the_free_main_memory(self, free_gibibytes: int) -> None:
-        nodes = tuple(replace(node, free_memory_nbytes=free_gibibytes * 2**30) for node in GPUS)
-        found = decided(RESNET, ClusterView(nodes))
-        assert all(each.prediction.host_memory_nbytes <= free_gibibytes * 2**30 for each in found.candidates)
-
-    def test_node_without_memory_for_one_rank_is_named(self) -> None:
-        found = wrong(RESNET, tuple(replace(node, free_memory_nbytes=2 * 2**30) for node in GPUS))
-        assert found.reason == "DeviceBusy" and "2 GiB of memory are free, but 2.6 GiB are needed" in found.message
-
-    def test_users_figure_counts_instead(self) -> None:
-        nodes = tuple(replace(node, free_memory_nbytes=2 * 2**30) for node in GPUS)
-        assert decided(replace(RESNET, memory_per_pod_nbytes=2**30), ClusterView(nodes)).chosen.groups

@@ -208,10 +208,7 @@ def _with_nodes(
     for nodes, free_nbytes in _tiers(pool, layout, request):
         if nodes < fewest or any(option.nodes == most for option in result):
             continue  # too few nodes, or enough nodes with more memory
-        limit = request.memory_per_pod_nbytes
-        free = limit or free_nbytes
-        if pool.is_gpu and free_nbytes < (limit or memory.pod_nbytes(held, 1, ranks_per_node, is_gpu=True)):
-            continue  # The pod would wait for main memory.
+        free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
         beside_ranks = (
             memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks_per_node, pool.is_gpu)

@@ -14,7 +14,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
 from dljob.cluster.machines import Machine, cores_of_machines, machines, smallest_cpu, together
-from dljob.perf.resources.memory import AGENT_NBYTES, GPU_PROCESS_NBYTES, PROCESS_NBYTES, shm_nbytes
+from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 from dljob.planner.types.storage import UNLIMITED
 from dljob.planner.types.texts import gibibytes
@@ -164,9 +164,7 @@ def _why_not(node: Node, request: Request) -> str | None:
     cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
     if node.free_cpu < cpu:
         return f"{node.free_cpu:.3g} CPUs are free, but {cpu:.3g} are needed"
-    predicted = node.is_gpu and not request.missing  # Otherwise, the memory of a pod is an assumption.
-    least = AGENT_NBYTES + shm_nbytes(1, is_gpu=True) + GPU_PROCESS_NBYTES if predicted else PROCESS_NBYTES
-    memory = request.memory_per_pod_nbytes or least
+    memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
     if node.free_memory_nbytes < memory:
         return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory are free, but {memory / 2**30:.2g} GiB are needed"
     return None
