@@ -91,11 +91,22 @@ async def train(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: s
     await operator.watch(2.0)
 
 
-async def remove_pods(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
+async def long_then_short(cluster: FakeCluster, operator: Operator) -> tuple[JobKey, JobKey]:
+    """Let a long job train, submit a short one, and wait for the next assignment. Return their keys."""
+    first = cluster.submit("first", **LONG)
+    await operator.watch(2.0)
+    await train(cluster, operator, first, "n1")
+    second = cluster.submit("second", second=1, **SHORT)
+    await operator.watch(45.0)
+    return first, second
+
+
+async def remove_pods(cluster: FakeCluster, operator: Operator, key: JobKey, seconds: float = 3.0) -> None:
+    """Delete the pods of a job, and let the operator run for so many ``seconds``."""
     for pod in await cluster.api.find(POD, key[0]):
         if pod["metadata"]["name"].startswith(f"{key[1]}-"):
             await cluster.api.delete(POD, key[0], pod["metadata"]["name"])
-    await operator.watch(3.0)
+    await operator.watch(seconds)
 
 
 async def replicas(cluster: FakeCluster, key: JobKey) -> int:

@@ -21,6 +21,7 @@ from support.controller.shared_devices import (
     SHORT,
     devices_of,
     gains,
+    long_then_short,
     remove_pods,
     replicas,
     together,
@@ -279,11 +280,7 @@ def test_forecast_knows_the_part_of_a_job_that_moves() -> None:
     """Fixed bug: if a job came during a move, waiting jobs were predicted to start when the moving job ends."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
-        first = cluster.submit("first", **LONG)
-        await operator.watch(2.0)
-        await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **SHORT)
-        await operator.watch(45.0)
+        first, second = await long_then_short(cluster, operator)
         assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
         third = cluster.submit("third", second=2, **SHORT)
         await operator.watch(20.0)

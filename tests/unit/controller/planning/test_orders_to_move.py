@@ -10,7 +10,17 @@ from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from support.builders import T4
 from support.controller.fake_operator import Operator
-from support.controller.shared_devices import LONG, OTHER, SHORT, devices_of, remove_pods, replicas, together, train
+from support.controller.shared_devices import (
+    LONG,
+    OTHER,
+    SHORT,
+    devices_of,
+    long_then_short,
+    remove_pods,
+    replicas,
+    together,
+    train,
+)
 from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s
 
@@ -93,11 +103,7 @@ def test_devices_that_stay_empty_while_a_job_rests_are_explained() -> None:
     """Fixed bug: a job rested on two of four devices when the other job had ended, and nothing said why."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
-        first = cluster.submit("first", **LONG)
-        await operator.watch(2.0)
-        await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **SHORT)
-        await operator.watch(45.0)
+        first, second = await long_then_short(cluster, operator)
         await remove_pods(cluster, operator, first)
         assert (await devices_of(cluster, first), await devices_of(cluster, second)) == ({T4: 2}, {T4: 2})
         await train(cluster, operator, first, "n1")

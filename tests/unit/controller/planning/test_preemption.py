@@ -6,9 +6,10 @@ from datetime import timedelta
 import pytest
 
 from dljob.kube import JobKey
-from dljob.kube.kinds import DLJOB, NODE, POD, PRIORITY_CLASS, STATEFUL_SET
+from dljob.kube.kinds import DLJOB, NODE, POD, PRIORITY_CLASS
 from dljob.scheduling import PROTECTED_S
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
+from support.controller.shared_devices import remove_pods, replicas
 from support.servers.fake_api import FakeCluster
 
 BOTH: Json = {**SPEC, "epochs": 1_000_000, "checkpoint": {"volume": {"claimName": "data"}}}
@@ -43,18 +44,6 @@ async def run_on(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: 
     await operator.watch(1.0)
 
 
-async def replicas(cluster: FakeCluster, key: JobKey) -> int:
-    sets = await cluster.api.find(STATEFUL_SET, key[0])
-    return sum(item["spec"]["replicas"] for item in sets if item["metadata"]["name"].startswith(f"{key[1]}-"))
-
-
-async def remove_pods(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
-    for pod in await cluster.api.find(POD, key[0]):
-        if pod["metadata"]["name"].startswith(f"{key[1]}-"):
-            await cluster.api.delete(POD, key[0], pod["metadata"]["name"])
-    await operator.watch(15.0)
-
-
 async def status(cluster: FakeCluster, key: JobKey) -> Json:
     found: Json = (await cluster.api.get(DLJOB, *key))["status"]
     return found
@@ -76,12 +65,12 @@ def test_low_job_stops_the_urgent_one_runs_and_the_low_one_continues() -> None:
         assert operator.planned(high) == "MakingRoom" and "1 jobs of a lower priority" in operator.message(
             high, "Planned"
         )
-        await remove_pods(cluster, operator, low)
+        await remove_pods(cluster, operator, low, 15.0)
         await run_on(cluster, operator, high, "n1", "n2")
         assert await replicas(cluster, low) == 0 and operator.planned(low) == "DeviceBusy"
         await cluster.edit(high, suspend=True)
         await operator.watch(2.0)
-        await remove_pods(cluster, operator, high)
+        await remove_pods(cluster, operator, high, 15.0)
         await run_on(cluster, operator, low, "n1", "n2")
         found = await status(cluster, low)
         assert reason(found, "Preempted") == "Resumed" and await replicas(cluster, low) == 2
@@ -239,7 +228,7 @@ def test_job_that_resumed_is_protected_for_a_time() -> None:
         high = cluster.submit("high", second=1, **urgent(BOTH))
         await operator.watch(15.0)
         await cluster.api.delete(DLJOB, *high)
-        await remove_pods(cluster, operator, low)
+        await remove_pods(cluster, operator, low, 15.0)
         await run_on(cluster, operator, low, "n1", "n2")
         again = cluster.submit("again", second=2, **urgent(BOTH))
         await operator.watch(30.0)
@@ -258,7 +247,7 @@ def test_message_does_not_promise_room_after_the_other_job_has_resumed() -> None
         high = cluster.submit("high", second=1, **urgent(BOTH))
         await operator.watch(15.0)
         await cluster.edit(high, suspend=True)
-        await remove_pods(cluster, operator, low)
+        await remove_pods(cluster, operator, low, 15.0)
         await run_on(cluster, operator, low, "n1", "n2")
         await cluster.edit(high, suspend=False)
         await operator.watch(30.0)
@@ -279,7 +268,7 @@ def test_next_operator_does_not_start_the_stopping_job_again() -> None:
                 following.queue.add(key)
             await following.watch(15.0)
             assert await replicas(cluster, low) == 0 and (await status(cluster, low))["preemptions"] == 1
-            await remove_pods(cluster, following, low)
+            await remove_pods(cluster, following, low, 15.0)
             assert following.planned(high) == "Planned"
 
     preempting(body)
