@@ -217,7 +217,8 @@ def packing_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> 
 
     If the threads of all ranks exceed the cores, some cores have one thread more than others. A kernel rarely moves a
     thread within a step, so the ranks wait for the thread with the smallest part of a core. Three ranks on two cores:
-    4/3. ``use_of`` has the mean. On two cores, the slowest of three ranks took 2.0 to 2.2 times as long as one alone.
+    4/3. ``use_of`` has the mean. On two cores, the slowest of three ranks took 2.0 to 2.2 times what is predicted for
+    one alone.
     """
     if use_of(pool, layout, hardware).cores >= layout.cores:
         return 1.0
