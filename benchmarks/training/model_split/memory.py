@@ -23,7 +23,7 @@ import os
 import re
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from benchmarks.lib.goals import Figure, table
 from benchmarks.lib.local_ranks import local_plan, mpirun
 from benchmarks.training.ranks import model_part_memory
 
-from dlcontract import CheckpointRef, DatasetRef, ModelRef, OptimizerRef, replica_batches
+from dlcontract import CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, replica_batches
 from dljob.cluster import cluster_view
 from dljob.perf.resources.memory import GPU_CONTEXT_NBYTES, GPU_WORKSPACE_NBYTES, MARGIN, PROCESS_NBYTES
 from dljob.perf.workload.models import MODELS
@@ -128,6 +128,22 @@ def predicted_nbytes(case: Case) -> tuple[float, float]:
     return float(found[0] - PROCESS_NBYTES), (found[1] - GPU_CONTEXT_NBYTES - GPU_WORKSPACE_NBYTES) / MARGIN
 
 
+def rows_of_ranks(wanted: Plan, rank: Callable[[], None], folder: Path, **env: str) -> list[dict[str, int]]:
+    """Run ``rank`` as each rank of the plan, with one CPU. Return the memory that each rank prints, by name.
+
+    ``folder``: folder for the plan and the output of the ranks. ``env``: further variables of the ranks.
+    """
+    plan_file, file, ranks = folder / "plan.json", folder / "output", len(wanted.ranks)
+    plan_file.write_text(wanted.to_json(), encoding="utf-8")
+    launcher = mpirun(ranks) if ranks > 1 else ()
+    run_forked(ranks, launcher, rank, file, **{PLAN_ENV: str(plan_file)}, DLTRAIN_CPUS_M="1000", **env)
+    output = file.read_text(encoding="utf-8", errors="replace")
+    rows = [json.loads(row) for row in re.findall(r"memory ({.*?})", output)]
+    if len(rows) != ranks:
+        raise SystemExit(f"found {len(rows)} of {ranks} ranks in the trainer's output:\n{output}")
+    return rows
+
+
 def measured_nbytes(case: Case) -> dict[str, int]:
     """Return the memory of the rank with the most by name, see the module's text."""
     split: dict[str, Any] = {}
@@ -145,16 +161,7 @@ def measured_nbytes(case: Case) -> dict[str, int]:
             optimizer=OptimizerRef(name=case.optimizer, learning_rate=1e-3),
             checkpoint=CheckpointRef(enabled=case.checkpoints, directory=str(folder)), **split,
         )  # fmt: skip
-        plan_file, file = folder / "plan.json", folder / "output"
-        plan_file.write_text(wanted.to_json(), encoding="utf-8")
-        launcher = mpirun(case.ranks) if case.ranks > 1 else ()
-        run_forked(
-            case.ranks, launcher, model_part_memory.main, file, **{PLAN_ENV: str(plan_file)}, DLTRAIN_CPUS_M="1000"
-        )
-        output = file.read_text(encoding="utf-8", errors="replace")
-    rows = [json.loads(row) for row in re.findall(r"memory ({.*?})", output)]
-    if len(rows) != case.ranks:
-        raise SystemExit(f"found {len(rows)} of {case.ranks} ranks in the trainer's output:\n{output}")
+        rows = rows_of_ranks(wanted, model_part_memory.main, folder)
     found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
     return found | {name: max(row[name] for row in rows) for name in ("anonymous", "shared")}
 

@@ -16,7 +16,6 @@ of the rounds, beside what the rank has when it begins (see ``memory``):
 
 import argparse
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.lib.figures import machine
-from benchmarks.lib.forked_ranks import run_forked
 from benchmarks.lib.goals import Figure, table
-from benchmarks.lib.local_ranks import local_plan, mpirun
+from benchmarks.lib.local_ranks import local_plan
+from benchmarks.training.model_split.memory import MIB, rows_of_ranks
 from benchmarks.training.ranks import split_script
 
 from dlcontract import CheckpointRef, DatasetRef, ModelRef, replica_batches
@@ -36,9 +35,7 @@ from dljob.cluster import cluster_view
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner import Decision, Request, plan
 from dltrain.launch.preload import preload
-from dltrain.protocol.rank_messages import PLAN_ENV
 
-MIB = 2**20
 BATCH = 32
 LARGEST_RATIO = 1.1
 SIZES = {10: (384, 6), 25: (576, 6), 50: (832, 6)}
@@ -127,15 +124,8 @@ def measured_nbytes(case: Case) -> dict[str, int]:
             shares, global_batch=BATCH, min_ranks=case.ranks, model=ModelRef(command=("split_script",)), epochs=1,
             dataset=DatasetRef(), checkpoint=CheckpointRef(enabled=False, directory=name), **split,
         )  # fmt: skip
-        plan_file, file = Path(name, "plan.json"), Path(name, "output")
-        plan_file.write_text(wanted.to_json(), encoding="utf-8")
-        env = {PLAN_ENV: str(plan_file), split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
-        launcher = mpirun(case.ranks) if case.ranks > 1 else ()
-        run_forked(case.ranks, launcher, split_script.main, file, DLTRAIN_CPUS_M="1000", **env)
-        output = file.read_text(encoding="utf-8", errors="replace")
-    rows = [json.loads(row) for row in re.findall(r"memory ({.*?})", output)]
-    if len(rows) != case.ranks:
-        raise SystemExit(f"found {len(rows)} of {case.ranks} ranks in the script's output:\n{output}")
+        env = {split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
+        rows = rows_of_ranks(wanted, split_script.main, Path(name), **env)
     found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
     return found | {"process": max(row["anonymous"] for row in rows)}
 
