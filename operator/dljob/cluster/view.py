@@ -136,12 +136,12 @@ def cluster_view(document: object) -> ClusterView:
         - {name: spare, count: 10, device: cpu, cpu: 4, memory: 16Gi}
 
     Fields: ``name`` (default node<i>; with ``count``: name-0, name-1, …), ``device`` (default cpu), ``devices``
-    (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``storage`` on disk
-    (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and ``rack`` (short for
-    the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the labels
-    dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
-    dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a
-    CPU type, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi, or 16Gi for each GPU),
+    ``storage`` on disk (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and
+    ``rack`` (short for the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the
+    labels dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
+    dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU type,
+    unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -172,18 +172,18 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         raise ValueError(f".device: found {device!r}; expected the name of a device type, of at most 63 characters")
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
+    is_gpu = entry.get("gpu", gpu(device) is not None)
+    if not isinstance(is_gpu, bool):
+        raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     cpu, memory, bandwidth, storage = (
         _amount(entry, "cpu", "1"),
-        _amount(entry, "memory", "8Gi"),
+        _amount(entry, "memory", f"{16 * devices}Gi" if is_gpu else "8Gi"),
         _amount(entry, "bandwidth", None),
         _amount(entry, "storage", None),
     )
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
         raise ValueError(f".name: found {name!r}; expected a name that is not empty, such as gpu")
-    is_gpu = entry.get("gpu", gpu(device) is not None)
-    if not isinstance(is_gpu, bool):
-        raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     labels = _labels(entry.get("labels", {})) | _place(entry)
     for i in range(count):
         node = f"{name}-{i}" if "count" in entry else str(name)

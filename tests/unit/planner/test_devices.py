@@ -120,3 +120,47 @@ def test_a_node_with_much_memory_takes_no_plan_from_the_others() -> None:
     before = decided(request, view(*nodes)).chosen
     after = decided(request, view(*nodes, {"cpu": 4, "memory": "64Gi"})).chosen
     assert after.prediction.total_s <= before.prediction.total_s
+
+
+class TestMainMemoryOfGPUNodes:
+    """Regression: plans had more ranks on a GPU node than fit into its main memory, so that pods waited for ever."""
+
+    @pytest.mark.parametrize("free_gibibytes", [3, 6, 11, 24])
+    def test_pods_fit_into_the_free_main_memory(self, free_gibibytes: int) -> None:
+        nodes = tuple(replace(node, free_memory_nbytes=free_gibibytes * 2**30) for node in GPUS)
+        found = decided(RESNET, ClusterView(nodes))
+        assert all(each.prediction.host_memory_nbytes <= free_gibibytes * 2**30 for each in found.candidates)
+
+    def test_nodes_without_memory_for_one_rank_are_named(self) -> None:
+        found = wrong(RESNET, self.with_free(2, 2))
+        assert (found.reason, found.field, found.transient) == ("DoesNotFit", "spec.resources.memory", True)
+        assert "found 2 GiB of free main memory on GPU nodes; expected at least 2.82 GiB" in found.message
+
+    def test_fixed_ranks_that_do_not_fit_are_named(self) -> None:
+        found = wrong(replace(RESNET, fixed=(FixedChoice("a100", 2, 4),)), self.with_free(24, 8))
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.planning.groups[0].ranksPerNode")
+        assert "found 8 GiB of free main memory" in found.message and "a pod with 4 ranks requests" in found.message
+        assert decided(replace(RESNET, fixed=(FixedChoice("a100", 1, 4),)), ClusterView(self.with_free(24, 8)))
+
+    def test_nodes_with_little_memory_get_fewer_ranks_and_the_others_all(self) -> None:
+        found = decided(replace(RESNET, global_batch=512), ClusterView(self.with_free(24, 8)))
+        groups = found.chosen.groups
+        assert sum(g.nodes * g.ranks_per_node for g in groups) >= 4
+        line = next(r for r in found.refusals if "of main memory" in r.reason)
+        assert "4 x NVIDIA-A100-SXM4-40GB on each of 2 nodes" in line.summary and "8 GiB are free" in line.reason
+
+    def test_users_figure_counts_instead(self) -> None:
+        asked = replace(RESNET, memory_per_pod_nbytes=2**30)
+        found = decided(asked, ClusterView(self.with_free(2, 2)))
+        assert found.chosen.groups[0].is_gpu
+        assert "spec.resources.memory: found 1 GiB for each pod; expected 10.9 GiB" in (found.warning or "")
+
+    def test_data_loaders_count(self) -> None:
+        """Samples of 150 MB: each loader holds two batches."""
+        asked = replace(RESNET, sample_nbytes=150_000_000, global_batch=64)
+        found = decided(asked, ClusterView(self.with_free(40, 40)))
+        assert all(each.prediction.host_memory_nbytes <= 40 * 2**30 for each in found.candidates)
+
+    @staticmethod
+    def with_free(*gibibytes: int) -> tuple[Node, ...]:
+        return tuple(replace(node, free_memory_nbytes=n * 2**30) for node, n in zip(GPUS, gibibytes, strict=True))

@@ -226,10 +226,29 @@ def pod_nbytes(
     ``growth``: as for ``held_nbytes``.
     """
     fixed = AGENT_NBYTES + workload.beside_ranks_nbytes + shm_nbytes(ranks, is_gpu)
+    if is_gpu:
+        held, each = _beside_gpu(workload, workers)
+        return fixed + ranks * int(held + batch * each)
     ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
-    if not is_gpu:
-        return fixed + ranks * (rank_nbytes(workload, batch, is_gpu, growth) + ahead)
-    # A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight.
+    return fixed + ranks * (rank_nbytes(workload, batch, is_gpu, growth) + ahead)
+
+
+def largest_batch_of_pod(workload: Workload, memory_nbytes: float, ranks: int, workers: int = 0) -> int:
+    """Return the largest local batch in samples with which a pod on GPUs requests at most ``memory_nbytes`` bytes.
+
+    Return 0 if the pod needs more even without samples, and at most ``MAX_SAMPLES``. The other arguments are those of
+    ``pod_nbytes``.
+    """
+    held, each = _beside_gpu(workload, workers)
+    room = (memory_nbytes - AGENT_NBYTES - workload.beside_ranks_nbytes - shm_nbytes(ranks, is_gpu=True)) / ranks
+    return int(min(MAX_SAMPLES, max(0.0, room - held) / max(each, MARGIN)))
+
+
+def _beside_gpu(workload: Workload, workers: int) -> tuple[float, float]:
+    """Return (fixed bytes, bytes for each sample) of main memory that a rank on a GPU needs, with its loaders.
+
+    A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight.
+    """
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
-    batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    return fixed + ranks * (int(GPU_PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)
+    ahead = PREFETCHED_BATCHES * workload.sample_nbytes
+    return GPU_PROCESS_NBYTES + MARGIN * copies + workers * WORKER_NBYTES, (MARGIN + workers) * ahead

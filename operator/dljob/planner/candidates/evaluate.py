@@ -129,11 +129,16 @@ def too_large(held: Workload, share: int, option: Option, what: str) -> str:
     """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
 
     ``held``: the workload with the optimizer state that one rank holds. ``option``: the type of device, and the memory
-    of a rank on it. ``what``: the text for the samples, such as '64 samples'.
+    of a rank on it. ``what``: the text for the samples, such as '64 samples'. If GPUs have enough memory, the reason is
+    the main memory of their nodes.
 
     Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """
     needed = option.needed_nbytes(held, share)
+    if needed <= option.memory_nbytes and option.pod_nbytes(held, share) > option.host_nbytes:
+        ranks, pod = option.ranks_per_node, gibibytes(option.pod_nbytes(held, share))
+        with_ranks = f"a pod with {ranks} rank{'s' if ranks > 1 else ''} and {what}"
+        return f"does not fit: {with_ranks} needs {pod} of main memory, but {gibibytes(option.host_nbytes)} are free"
     activations = needed - option.needed_nbytes(held, 0)
     mostly = f"of which {gibibytes(activations)} are activations"
     if activations < needed / 2:
@@ -339,7 +344,7 @@ def _prediction(
         bottleneck=bottleneck,
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         basis=basis_of([p.option for p in parts]),
-        host_memory_nbytes=max(p.option.pod_nbytes(workload, b, _processes(p)) for p, b in held),
+        host_memory_nbytes=max(p.option.pod_nbytes(workload, b) for p, b in held),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),
@@ -356,11 +361,6 @@ def basis_of(chosen: Sequence[Option]) -> Basis:
     if all(o.learned and o.learned.points for o in chosen):
         return "profile"
     return "probe" if all(o.hardware or (o.learned and o.learned.points) for o in chosen) else "catalogue"
-
-
-def _processes(part: Part) -> int:
-    """Return the number of data-loading processes of one rank; 0 if a thread or the rank itself loads its data."""
-    return part.option.fetching.workers if part.option.fetching.processes else 0
 
 
 def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:

@@ -62,9 +62,9 @@ def _roomiest(found: Sequence[Option], nodes: int) -> Option:
     """Return the option with the most memory per rank among those for ``nodes`` nodes.
 
     This is possible because Kubernetes places pods only where their memory requests fit. At least one option must have
-    enough nodes.
+    enough nodes. GPU nodes with the same GPUs differ in main memory.
     """
-    return max((o for o in found if o.min_nodes <= nodes <= o.nodes), key=lambda o: o.memory_nbytes)
+    return max((o for o in found if o.min_nodes <= nodes <= o.nodes), key=lambda o: (o.memory_nbytes, o.host_nbytes))
 
 
 def _fastest(found: Sequence[Option], share: int) -> Option:

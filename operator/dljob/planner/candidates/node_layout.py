@@ -111,6 +111,23 @@ def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
     return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]
 
 
+def memory_tiers(pool: Pool, layout: Layout, request: Request, least_nbytes: float = 0.0) -> list[tuple[int, int]]:
+    """Return (number of nodes, smallest free memory in bytes) for the sets of nodes that a plan may use.
+
+    Kubernetes may place a pod on any node of a set, so the smallest free memory of its nodes limits the batch. A set of
+    fewer nodes can therefore be better. Let M be the largest free memory of the nodes on which a pod with this layout
+    fits. The sets have the nodes with at least M / 2, M / 4, … of free memory, up to the set of all these nodes, so
+    that a node with more memory than the others takes no set away. Another set has the nodes with at least
+    ``least_nbytes``, the memory of a pod. If the pod fits on no node, return an empty list.
+    """
+    sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
+    counts, least = {len(sizes), sum(m >= least_nbytes for m in sizes)}, max(sizes, default=0) / 2
+    while sizes and least > sizes[-1]:
+        counts.add(sum(m >= least for m in sizes))
+        least /= 2
+    return [(count, sizes[count - 1]) for count in sorted(counts) if count]
+
+
 def _powers(most: int) -> list[int]:
     """Return 1, 2, 4, ... up to ``most``."""
     return [1 << i for i in range(most.bit_length())]

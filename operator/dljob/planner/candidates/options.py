@@ -20,7 +20,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.loading import loader_cpus
 from dljob.planner.candidates.cost.measured import posterior
 from dljob.planner.candidates.cost.rank_speed import rank_speed
-from dljob.planner.candidates.node_layout import Layout, nodes_with_room, shared_layouts
+from dljob.planner.candidates.node_layout import Layout, memory_tiers, shared_layouts
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.candidates.request_workload import stored_of
 from dljob.planner.types import Request, Strategy
@@ -70,6 +70,8 @@ class Option:
     """Measured constants of the job's model on this type of device; None without a measurement."""
     cores: float
     """Number of CPUs that each rank computes with; it may be a fraction."""
+    host_nbytes: float = inf
+    """Main memory in bytes that a pod on a GPU node may request; infinite on CPUs, and if the spec sets its request."""
     slowdown: float = 1.0
     """Factor by which the node's other ranks slow down computing; both curves include it."""
     shared_slowdown: float = 1.0
@@ -124,36 +126,26 @@ class Option:
 
     def largest_of(self, held: Workload) -> int:
         """Return the largest local batch of a rank that holds ``held``, such as a part of the optimizer state."""
-        return memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors)
+        largest = memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors)
+        return min(largest, memory.largest_batch_of_pod(held, self.host_nbytes, self.ranks_per_node, self.processes))
 
     def needed_nbytes(self, held: Workload, samples: int) -> int:
         """Return the memory in bytes that a rank needs for ``held`` and a local batch of ``samples`` samples."""
         return memory.rank_nbytes(held, samples, self.pool.is_gpu, self.device.growth_factors)
 
-    def pod_nbytes(self, held: Workload, samples: int, workers: int) -> int:
-        """Return the main memory in bytes that a pod requests. ``workers``: data-loading processes of each rank."""
+    @property
+    def processes(self) -> int:
+        """Return the number of data-loading processes of a rank; 0 if a thread or the rank itself loads its data."""
+        return self.fetching.workers if self.fetching.processes else 0
+
+    def pod_nbytes(self, held: Workload, samples: int) -> int:
+        """Return the main memory in bytes that a pod requests if each rank has a local batch of ``samples`` samples."""
         ranks, is_gpu = self.ranks_per_node, self.pool.is_gpu
-        return memory.pod_nbytes(held, samples, ranks, is_gpu, workers, self.device.growth_factors)
+        return memory.pod_nbytes(held, samples, ranks, is_gpu, self.processes, self.device.growth_factors)
 
     def data_s(self, samples: float) -> float:
         """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
-
-
-def _tiers(pool: Pool, layout: Layout, request: Request) -> list[tuple[int, int]]:
-    """Return (number of nodes, smallest free memory in bytes) for the sets of nodes that a plan may use.
-
-    Kubernetes may place a pod on any node of a set, so the smallest free memory of its nodes limits the batch. A set of
-    fewer nodes can therefore be better. Let M be the largest free memory of the nodes on which a pod with this layout
-    fits. The sets have the nodes with at least M / 2, M / 4, … of free memory, up to the set of all these nodes, so
-    that a node with more memory than the others takes no set away. If the pod fits on no node, return an empty list.
-    """
-    sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
-    counts, least = {len(sizes)}, max(sizes, default=0) / 2
-    while sizes and least > sizes[-1]:
-        counts.add(sum(m >= least for m in sizes))
-        least /= 2
-    return [(count, sizes[count - 1]) for count in sorted(counts) if count]
 
 
 def options(
@@ -205,15 +197,17 @@ def _with_nodes(
         device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
     result = list[Option]()
     held = memory.sharded(workload, min_ranks) if strategy == "Optimizer" else workload
-    for nodes, free_nbytes in _tiers(pool, layout, request):
+    limit = request.memory_per_pod_nbytes
+    least = memory.pod_nbytes(held, 1, ranks_per_node, is_gpu=True) if pool.is_gpu and limit is None else 0
+    for nodes, free_nbytes in memory_tiers(pool, layout, request, least):
         if nodes < fewest or any(option.nodes == most for option in result):
             continue  # too few nodes, or enough nodes with more memory
-        free = request.memory_per_pod_nbytes or free_nbytes
+        free, host_nbytes = limit or free_nbytes, float(free_nbytes) if pool.is_gpu and limit is None else inf
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
         beside_ranks = (
             memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
         )
-        cache_nbytes = (request.memory_per_pod_nbytes or 0) - beside_ranks - ranks_per_node * PROCESS_NBYTES
+        cache_nbytes = (limit or 0) - beside_ranks - ranks_per_node * PROCESS_NBYTES
         fetching = partial(
             input_data.fetching,
             workload,
@@ -233,32 +227,32 @@ def _with_nodes(
             input_of = fetching(cores=cores)
         else:
             cores, input_of = layout.cores, fetching(cores=found.cores, threads=layout.cores)
-        result.append(
-            Option(
-                pool=pool,
-                ranks_per_node=ranks_per_node,
-                nodes=min(nodes, most),
-                min_nodes=fewest,
-                machine_nodes=layout.machine_nodes,
-                device=device,
-                curve=input_of.over(found.computing),
-                computing=found.computing,
-                fetching=input_of,
-                largest_batch=largest_batch,
-                memory_nbytes=room,
-                compute_spread=found.spread,
-                learned=known,
-                hardware=hardware,
-                slowdown=found.slowdown,
-                shared_slowdown=found.shared_slowdown,
-                packing=found.packing,
-                cores=cores,
-                strategy=strategy,
-                min_ranks=min_ranks,
-                update_s=found.update_s,
-                update_once_s=found.update_once_s,
-            )
+        option = Option(
+            pool=pool,
+            ranks_per_node=ranks_per_node,
+            nodes=min(nodes, most),
+            min_nodes=fewest,
+            machine_nodes=layout.machine_nodes,
+            device=device,
+            curve=input_of.over(found.computing),
+            computing=found.computing,
+            fetching=input_of,
+            largest_batch=largest_batch,
+            memory_nbytes=room,
+            host_nbytes=host_nbytes,
+            compute_spread=found.spread,
+            learned=known,
+            hardware=hardware,
+            slowdown=found.slowdown,
+            shared_slowdown=found.shared_slowdown,
+            packing=found.packing,
+            cores=cores,
+            strategy=strategy,
+            min_ranks=min_ranks,
+            update_s=found.update_s,
+            update_once_s=found.update_once_s,
         )
+        result.append(replace(option, largest_batch=option.largest_of(held)) if pool.is_gpu else option)
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
     if known is None or not result or pool.crossing is not None:
         return result

@@ -100,6 +100,8 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
     room, one = _room_nbytes(pool, request), memory.rank_nbytes(workload, 1, pool.is_gpu)
     if one > room:
         return _too_large(request, workload, whole, pool, wrong) if wrong.reason == "DoesNotFit" else wrong
+    if wrong.reason == "DoesNotFit" and (too_little := _too_little_beside_gpus(request, workload, nodes, wrong)):
+        return too_little
     most = sum(_largest(each, request, workload) for each in nodes.pools)
     if request.chooses_micro_batches and request.global_batch > most:
         return Infeasible(
@@ -110,6 +112,46 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
             refusals=wrong.refusals,
         )
     return wrong
+
+
+def _too_little_beside_gpus(
+    request: Request, workload: Workload, nodes: Eligible, wrong: Infeasible
+) -> Infeasible | None:
+    """Return ``Infeasible`` if the nodes lack main memory for ranks on GPUs, whose own memory is enough; else None.
+
+    If the user fixes groups of nodes, the field is that of the first group whose nodes lack it.
+    """
+    if request.memory_per_pod_nbytes is not None or not all(pool.is_gpu for pool in nodes.pools):
+        return None
+    places = [("spec.resources.memory", pool, min(max(1, request.nodes_min), pool.nodes), 1) for pool in nodes.pools]
+    if request.fixed:
+        places = [
+            (f"spec.planning.groups[{i}].ranksPerNode", pool, choice.nodes, choice.ranks_per_node)
+            for i, choice in enumerate(request.fixed)
+            for pool in nodes.pools
+            if wanted(pool.device, [choice.device])
+        ]
+    lacking = [
+        (field, ranks, free, needed)
+        for field, pool, count, ranks in places
+        for free in sorted(pool.memory_nbytes, reverse=True)[count - 1 : count]
+        for needed in [memory.pod_nbytes(workload, 1, ranks, is_gpu=True)]
+        if needed > free
+    ]
+    if not lacking or (not request.fixed and len(lacking) < len(places)):
+        return None
+    field, ranks, free, needed = lacking[0]
+    with_ranks = f"a pod with {ranks} rank{'s' if ranks > 1 else ''}"
+    fewer = "lower ranksPerNode, " if request.fixed else ""
+    return Infeasible(
+        "DoesNotFit",
+        field,
+        f"found {gibibytes(free)} of free main memory on GPU nodes; expected at least {gibibytes(needed)}, which "
+        f"{with_ranks} requests: {fewer}wait until memory is free, add nodes with more, or set spec.resources.memory "
+        f"if a pod needs less ({_lines(wrong)})",
+        transient=True,
+        refusals=wrong.refusals,
+    )
 
 
 def _room_nbytes(pool: Pool, request: Request) -> float:
@@ -194,6 +236,13 @@ def contradiction_warnings(request: Request, chosen: Choice) -> list[str]:
         found.append(
             f"spec.dataset.size: found {gibibytes(need.node_nbytes)}; expected at least {gibibytes(need.data_nbytes)}, "
             "which is dataset.samples x dataset.sampleBytes. Raise dataset.size, or correct these figures"
+        )
+    limit, needed = request.memory_per_pod_nbytes, chosen.prediction.host_memory_nbytes
+    if limit is not None and needed > limit and any(group.is_gpu for group in chosen.groups):
+        found.append(
+            f"spec.resources.memory: found {gibibytes(limit)} for each pod; expected {gibibytes(needed)}, which its "
+            "ranks on GPUs probably need (CUDA and its libraries, batches, a copy of the training state). Raise "
+            "resources.memory, or remove it, if pods end with OOMKilled"
         )
     if chosen.prediction.step_s > LONG_STEP_S:
         field = _model_field(request, "flopsPerSample")

@@ -36,16 +36,29 @@ def memory_refusals(ways: list[Option], request: Request, workload: Workload) ->
     """
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
-        option = max((o for o in ways if o.label == label), key=lambda o: (o.min_ranks == 1, o.memory_nbytes))
-        ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
+        own = [o for o in ways if o.label == label]
+        option = max(own, key=lambda o: (o.min_ranks == 1, o.memory_nbytes, o.host_nbytes / o.ranks_per_node))
+        ranks = max(o.nodes * o.ranks_per_node for o in own)
         fewest = _fewest(option, request, workload, ranks)
         if fewest <= max(1, request.nodes_min):
+            lines += _too_many_on_a_node(own, workload)
             continue
         most = min(fewest - 1, ranks)
         share = 1 if option.single else ceil(request.global_batch / most / option.micro_batches)
         why = too_large(_held(option, workload, most), share, option, f"{samples(share)} per rank")
         lines.append(Refusal(f"{'up to ' if most > 1 else ''}{most} x {label}", why))
     return lines
+
+
+def _too_many_on_a_node(ways: list[Option], workload: Workload) -> list[Refusal]:
+    """Return at most one ``Refusal``: the smallest number of GPUs of a node for whose ranks it lacks main memory."""
+    found = [o for o in ways if o.largest_batch < 1 <= o.memory_nbytes - o.needed_nbytes(workload, 1)]
+    if not found:
+        return []
+    option = min(found, key=lambda o: (o.ranks_per_node, o.nodes))
+    where = f"{option.ranks_per_node} x {option.label} on {'each of ' if option.nodes > 1 else ''}{option.nodes} node"
+    why = too_large(workload, 1, option, "1 sample per rank")
+    return [Refusal(f"{where}{'s' if option.nodes > 1 else ''}", why)]
 
 
 def _held(option: Option, workload: Workload, ranks: int) -> Workload:
