@@ -220,7 +220,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         refusals += strategy_search.others(request, chosen, parts, typed)
         advice = power_limits(request, chosen, parts, typed)
         option = parts[0].option.single or parts[0].option
-        measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option)
+        measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option, typed)
     unique = tuple(dict.fromkeys(refusals))
     return Decision(
         chosen,

@@ -149,6 +149,14 @@ class TestMainMemoryOfGPUNodes:
         line = next(r for r in found.refusals if "of main memory" in r.reason)
         assert "4 x NVIDIA-A100-SXM4-40GB on each of 2 nodes" in line.summary and "8 GiB are free" in line.reason
 
+    def test_no_suggestion_needs_more_main_memory(self) -> None:
+        asked = replace(RESNET, asks_unsupported=True)
+        found = decided(asked, ClusterView(self.with_free(7, 7)))
+        assert found.chosen.groups[0].ranks_per_node == 2
+        assert "4 ranks each" not in (found.next_measurement or "") and not any(
+            "4 ranks" in each.summary for each in found.unsupported
+        )
+
     def test_users_figure_counts_instead(self) -> None:
         asked = replace(RESNET, memory_per_pod_nbytes=2**30)
         found = decided(asked, ClusterView(self.with_free(2, 2)))

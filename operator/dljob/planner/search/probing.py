@@ -1,5 +1,6 @@
 """Suggest the next run to measure: the one that most reduces the uncertainty of this job's predictions."""
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from dljob.calibrate.probes import MAX_PROBES, information, next_probe
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Runs
+from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.node_layout import ranks_per_node_choices
 from dljob.planner.candidates.options import Option
 from dljob.planner.search.enumeration import grid
@@ -14,7 +16,7 @@ from dljob.planner.types import Request
 from dljob.planner.types.texts import samples
 
 
-def suggested(request: Request, option: Option) -> str | None:
+def suggested(request: Request, option: Option, workload: Workload) -> str | None:
     """Return a text that suggests a run to measure, such as '2 x t4 (4 ranks each), 16 samples per rank: reduces ...'.
 
     Consider all placements on the option's type of device within the job's bounds, with equal local batch sizes. Return
@@ -23,7 +25,7 @@ def suggested(request: Request, option: Option) -> str | None:
     """
     learned = option.learned.steps if option.learned else ()
     known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
-    places = _places(request, option)
+    places = _places(request, option, workload)
     if len(known) >= MAX_PROBES or len(places) < 2:
         return None
     runs = _runs(places, request, option)
@@ -40,7 +42,7 @@ def suggested(request: Request, option: Option) -> str | None:
     return f"{where}, {samples(share)} per rank: reduces the variance of predicted step times by {100 * less:.0f} %"
 
 
-def _places(request: Request, option: Option) -> list[tuple[int, int]]:
+def _places(request: Request, option: Option, workload: Workload) -> list[tuple[int, int]]:
     """Return (nodes, ranks per node) of the runs to consider, which have at least two ranks.
 
     Each is within the job's bounds on nodes, and its ranks can hold equal parts of the global batch in memory.
@@ -51,8 +53,10 @@ def _places(request: Request, option: Option) -> list[tuple[int, int]]:
         most = min(able, request.nodes_max or able)
         for nodes in grid(most) if most else []:
             ranks = nodes * each
-            fits = 2 <= ranks <= request.global_batch and _share(request, ranks) <= option.largest_batch
-            if fits and nodes >= request.nodes_min:
+            if not 2 <= ranks <= request.global_batch or nodes < request.nodes_min:
+                continue
+            share, pods = _share(request, ranks), replace(option, ranks_per_node=each)
+            if share <= option.largest_batch and pods.pod_nbytes(workload, share) <= option.host_nbytes:
                 found.append((nodes, each))
     return found
 

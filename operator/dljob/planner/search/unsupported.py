@@ -9,6 +9,7 @@ numbers of nodes.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
+from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner.candidates import precision, recomputation
@@ -113,9 +114,13 @@ def _parts(
     The numbers of nodes are all nodes and powers of two, at most ``MAX_COUNTS``. ``typed``: the workload in the
     precision of the search. ``chosen``: the chosen plan, whose number of ranks per node is also considered.
     """
-    found = largest_layouts(pool, request)
+    found = [
+        layout
+        for layout in largest_layouts(pool, request)
+        if not pool.is_gpu or any(_has_room(option, typed, pool.nodes) for option in options_of(pool, layout, typed))
+    ]
     used = [group.ranks_per_node for group in chosen.groups if group.device == pool.device] if chosen else []
-    if pool.is_gpu:
+    if pool.is_gpu and found:
         most = max(found, key=lambda each: each.ranks * sum(free >= each.ranks for free in pool.free))
         picked = [each for each in found if each is most or each.ranks in used]
     else:
@@ -126,9 +131,16 @@ def _parts(
         while last and pool.is_gpu and not request.allows_gpus(pool.device, last * layout.ranks):
             last -= 1
         for nodes in node_counts(last)[:MAX_COUNTS]:
-            fitting = [o for o in options if o.nodes >= nodes >= max(o.min_nodes, request.nodes_min)]
+            able = [o for o in options if o.nodes >= nodes >= max(o.min_nodes, request.nodes_min)]
+            fitting = [o for o in able if _has_room(o, typed, nodes)]
             if fitting and nodes * layout.ranks > 1:
                 yield Part(max(fitting, key=lambda o: o.memory_nbytes), nodes)
+
+
+def _has_room(option: Option, workload: Workload, nodes: int) -> bool:
+    """Return True if the nodes have enough main memory for pods whose ranks copy a part of the state of the model."""
+    part = memory.sharded(workload, nodes * option.ranks_per_node)
+    return option.pod_nbytes(part, 1) <= option.host_nbytes
 
 
 def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) -> Iterator[_Found]:
