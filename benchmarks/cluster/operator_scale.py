@@ -146,6 +146,8 @@ class Run:
             with step("finish"):
                 await self._finish()
         except BaseException:
+            if self.figures:  # a run of an hour must not lose them
+                self._progress.say(f"figures so far:\n{table(self.figures)}")
             self._progress.say(f"log of the operator: {self._log}")
             raise
         finally:

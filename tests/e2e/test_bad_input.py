@@ -106,6 +106,22 @@ def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubec
     kubectl.delete("dljob", name, "--wait=false")
 
 
+def test_job_whose_rank_needs_more_memory_than_planned_gets_it(kubectl: Kubectl) -> None:
+    """The plan counts on a tiny model, but the script holds 900 MiB."""
+    changes = {
+        "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
+        "trainer": {"command": ["python", "-c", "print(len(bytearray(b'x') * (900 << 20)))"]},
+        "checkpoint": {"enabled": False},
+        "nodes": ONE_NODE,
+    }
+    kubectl.apply(example("digits.yaml", job="hungry", **changes))
+    job = kubectl.wait_phase("hungry", "Complete", 120)
+    found = condition(job, "MemoryExceeded")
+    assert found is not None and found["reason"] == "Raised" and "Set spec.resources.memory: " in found["message"]
+    assert job["status"]["restartsByCause"]["OutOfMemory"] == 1
+    kubectl.delete("dljob", "hungry")
+
+
 def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
     """Fixed bug: when a job had ended, its pods and all their output were gone."""
     script = "print('a long story'); import sys; sys.exit('that ends badly')"

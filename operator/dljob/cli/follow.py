@@ -20,6 +20,7 @@ FOLLOWED_CONDITIONS = {
     "WorldSizeRefused",
     "Resizing",
     "StorageExceeded",
+    "MemoryExceeded",
     "Failed",
     "Complete",
     "Suspended",

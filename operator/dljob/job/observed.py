@@ -152,6 +152,8 @@ class PodSeen:
     fetching: Fetching | None = None
     running_since: datetime | None = None
     """When the container of the agent and the ranks started; None if it does not run."""
+    memory_killed_at: str = ""
+    """When the kernel last ended this container because it reached its memory limit; empty if it has not."""
     deleting: bool = False
     fenced: bool = False
     """True if the pod is force-deleted already and remains only because of a finalizer."""

@@ -11,11 +11,11 @@ from dljob.reconcile import gang, look, run
 from dljob.reconcile.admission import kueue, names, preempted, priority_class, provisioning, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.failures import failure_conditions, silent_agent, storage_evictions
+from dljob.reconcile.failures import failure_conditions, memory_kills, silent_agent, storage_evictions
 from dljob.reconcile.failures.fence import fence, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
-from dljob.reconcile.planning import make_plan, node_faults, plan_edits, replan, resize
+from dljob.reconcile.planning import make_plan, more_memory, node_faults, plan_edits, replan, resize
 from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
@@ -59,7 +59,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
         return now is None or gang.back_off_left_s(parsed, now) <= 0
     if parsed.finished:
         return False
-    return replan.undecided(parsed) or node_faults.undecided(parsed) or resize.undecided(parsed, now)
+    moves = replan.undecided(parsed) or node_faults.undecided(parsed) or more_memory.undecided(parsed)
+    return moves or resize.undecided(parsed, now)
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -83,6 +84,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _finished(parsed, draft, now)
     draft.verdicts.extend(plan_edits.verdicts(parsed))
     parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
+    parsed = memory_kills.counted(parsed, draft)
     if parsed.looking is not None:
         return _looking(parsed, parsed.looking, draft, config, now)
     if parsed.spec is None:
@@ -163,7 +165,8 @@ def _plan(
     if not wanted and not again:
         if parsed.accepted is not None and not plan_only:
             target = (
-                node_faults.move(parsed, draft, config)
+                more_memory.raise_memory(parsed, draft, config)
+                or node_faults.move(parsed, draft, config)
                 or resize.resize(parsed, draft, config, now)
                 or replan.replan(parsed, draft, config, now)
             )
@@ -180,6 +183,7 @@ def _plan(
         if not plan_only:
             gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
         return None if again else parsed.accepted, None
+    decision = more_memory.replacing(parsed.accepted, decision)
     replan.reset_contradiction(parsed, draft, decision)
     node_faults.reset_for_spec(parsed, draft, decision)
     resize.reset_for_spec(parsed, draft, decision)
@@ -252,6 +256,8 @@ def _roll(
             why = "an earlier job of this name still has pods"
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
+        elif any((verdict.type, verdict.reason) == (memory_kills.CONDITION, "Raising") for verdict in draft.verdicts):
+            why = "pods reached their memory limit"
         elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
             why = {"NodesGone": "pods find no node", "DevicesReassigned": "other jobs gain more from the devices"}.get(
                 resizing.reason, why

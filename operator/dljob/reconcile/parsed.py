@@ -70,6 +70,9 @@ class ParsedJob:
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
     one_node_claim: str = ""
     """Checkpoint claim of the job because of which its next plans use one node (``spec.one_node``); else empty."""
+    memory_to_try: tuple[int, ...] = ()
+    """Memory in bytes that each pod gets at least by the next plan, because pods reached their limit; see
+    ``FailureRecord.memory_to_try``. Empty if they did not, or if the spec or an administrator sets the memory."""
     looking: Looking | None = None
     """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
@@ -153,6 +156,7 @@ def parse_observed(
         queued=queued,
         not_provided=_not_provided(before, accepted),
         one_node_claim=one_node_claim(observed, completed_spec, accepted),
+        memory_to_try=_memory_to_try(accepted, completed_spec, digest),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,
@@ -164,6 +168,12 @@ def _not_provided(before: DLJobStatus, accepted: StoredPlan | None) -> frozenset
     if accepted is None or admitted is None or (admitted.status, admitted.reason) != (FALSE, NODES_NOT_PROVIDED):
         return frozenset()
     return frozenset(group.device for group in accepted.groups)
+
+
+def _memory_to_try(accepted: StoredPlan | None, spec: DLJobSpec | None, digest: str | None) -> tuple[int, ...]:
+    if accepted is None or accepted.failures is None or spec is None or spec.resources.memory:
+        return ()
+    return accepted.failures.memory_to_try(digest, accepted.memory_nbytes)
 
 
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:

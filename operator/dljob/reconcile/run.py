@@ -15,7 +15,7 @@ from dljob.job.plan.stored import PodGroup, StoredPlan, threads
 from dljob.job.plan.structure import observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.reconcile.desired import RunMeasurements
-from dljob.reconcile.failures import failure_conditions, storage_evictions
+from dljob.reconcile.failures import failure_conditions, memory_kills, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
@@ -37,7 +37,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
         if report.failures > limit + ignored and not failure_conditions.undecided(parsed):
             text = f"{_count_of_failures(report.failures - ignored, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
-    return storage_evictions.ending(parsed) or _no_data(parsed) or _overdue(parsed, now)
+    return memory_kills.ending(parsed) or storage_evictions.ending(parsed) or _no_data(parsed) or _overdue(parsed, now)
 
 
 def _complete(report: Report, framework: str) -> Verdict:

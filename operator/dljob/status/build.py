@@ -114,9 +114,10 @@ def build(
     if done and before.completion_time is None:
         changes["completion_time"] = now.replace(microsecond=0)
     current = before.model_copy(update=changes)
-    evictions = accepted.failures.evictions if accepted is not None and accepted.failures is not None else 0
-    if report is not None or evictions:
-        changes = {"failures": (report.failures if report is not None else 0) + evictions}
+    record = accepted.failures if accepted is not None else None
+    others = record.evictions + record.pod_kills if record is not None else 0
+    if report is not None or others:
+        changes = {"failures": (report.failures if report is not None else 0) + others}
         current = current.model_copy(update=changes)
     if report is not None:
         current = current.model_copy(update=_from_report(current, job, accepted, report, done))

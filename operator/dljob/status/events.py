@@ -10,7 +10,7 @@ from dljob.status.conditions import FALSE, TRUE, find
 
 _BAD_WHEN_TRUE = {
     "Failed", "DeviceMismatch", "WorldSizeRefused", "PlanContradicted", "PlanEdited", "NodeFaulty", "StorageExceeded",
-    "DeadlineAtRisk",
+    "MemoryExceeded", "DeadlineAtRisk",
 }  # fmt: skip
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",

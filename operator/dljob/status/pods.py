@@ -11,7 +11,7 @@ _IMAGE = {
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
     "RegistryUnavailable", "SignatureValidationFailed",
 }  # fmt: skip
-_CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
+_CRASH = {"CrashLoopBackOff", "Error", "Completed"}
 WAITS_FOR_GANG = "pod group is unschedulable"
 """Start of the scheduler's message about a pod that fits a node but waits for other pods of its PodGroup."""
 NOT_YET = {"ContainerCreating", "PodInitializing"}
@@ -82,6 +82,12 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
             "spec.trainer.imagePullSecrets"
         )
         return Verdict("PodsReady", FALSE, "ImagePullFailed", text)
+    if why.reason == "OOMKilled":
+        text = (
+            f"pod {pod.name}{_others(stuck)} ended {pod.restarts} times and starts again, because it reached its "
+            f"memory limit; see the condition MemoryExceeded, and kubectl logs {pod.name} --previous"
+        )
+        return Verdict("PodsReady", FALSE, "OutOfMemory", text)
     if why.reason in _CRASH:
         text = (
             f"the agent in pod {pod.name}{_others(stuck)} ended {pod.restarts} times: {why.reason}: {why.message}; "

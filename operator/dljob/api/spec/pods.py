@@ -201,7 +201,7 @@ class RunPolicy(ApiModel):
             le=1000,
             description="Number of failures of the training script after which the ranks restart. The next failure "
             "fails the job. Lost nodes and evictions do not count, except evictions of pods that used more storage "
-            "than their limit or request.",
+            "than their limit or request. Ends of ranks and pods at their memory limit count.",
         ),
     ] = 3
     failure_rules: Annotated[

@@ -22,6 +22,8 @@ MAX_EVICTED = 32
 """Number of evicted pods whose uids are stored, so that each eviction is counted once.
 
 It exceeds the number of evictions that the operator's cache holds for one job (16)."""
+MORE_MEMORY = (2.0, 1.5, 1.25)
+"""Factors on the memory of pods that reached their limit, in the order in which the planner tries them."""
 
 
 class OpenFailure(BaseModel):
@@ -48,7 +50,7 @@ class FailureRecord(FailureAllowance):
     """Record of a job's counted failures and counted evictions. A new plan of the job takes over the record.
 
     Failures are recorded only for jobs with failure rules about conditions. Evictions of pods that used too much
-    storage are recorded for all jobs.
+    storage, and processes that the kernel ended at the memory limit of their pod, are recorded for all jobs.
     """
 
     seen: Annotated[
@@ -69,3 +71,41 @@ class FailureRecord(FailureAllowance):
     eviction_digest: Annotated[
         str, Field(max_length=64, description="Digest of the spec at the last counted eviction.")
     ] = ""
+    memory_kills: Annotated[
+        int, Field(ge=0, description="Number of times that ranks or whole pods were ended at their memory limit.")
+    ] = 0
+    pod_kills: Annotated[
+        int,
+        Field(ge=0, description="Number of these times at which a whole pod was ended, which the agent cannot count."),
+    ] = 0
+    memory_answered: Annotated[
+        int, Field(ge=0, description="Number of memory_kills after which the operator has looked for more memory.")
+    ] = 0
+    rank_kills_seen: Annotated[
+        int,
+        Field(ge=0, description="Number of restarts because of memory in the job's report that this record covers."),
+    ] = 0
+    killed: Annotated[
+        tuple[Annotated[str, Field(max_length=160)], ...],
+        Field(max_length=MAX_EVICTED, description="UIDs of the pods that were ended last, with the time of the end."),
+    ] = ()
+    memory_kill: Annotated[
+        str, Field(max_length=2048, description="Description of the last such end of ranks or of a pod, for messages.")
+    ] = ""
+    memory_digest: Annotated[str, Field(max_length=64, description="Digest of the spec at that time.")] = ""
+    memory_nbytes: Annotated[
+        int, Field(ge=0, le=2**63 - 1, description="Memory in bytes that each pod of this spec needs at least.")
+    ] = 0
+
+    def memory_to_try(self, digest: str | None, present_nbytes: int) -> tuple[int, ...]:
+        """Return the amounts of memory in bytes that the next plan may give a pod at least, those to prefer first.
+
+        There are several if ranks or pods were ended at their memory limit since the operator last looked for more. The
+        tuple is empty if no pod of the spec with this ``digest`` has reached its limit. ``present_nbytes``: the memory
+        that each pod of the present plan requests.
+        """
+        if digest is None or self.memory_digest != digest:
+            return ()
+        if self.memory_kills > self.memory_answered:
+            return tuple(max(self.memory_nbytes, int(factor * present_nbytes)) for factor in MORE_MEMORY)
+        return (self.memory_nbytes,) if self.memory_nbytes else ()

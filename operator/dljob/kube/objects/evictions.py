@@ -1,12 +1,12 @@
-"""Remember evicted and rejected pods of jobs.
+"""Recognize pods that were evicted, or ended at their memory limit, and remember evicted and rejected pods of jobs.
 
-A StatefulSet replaces such a pod so soon that a reconcile often does not see it.
+A StatefulSet replaces an evicted or rejected pod so soon that a reconcile often does not see it.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from dljob.job.observed import Eviction, LookSeen, PodSeen
+from dljob.job.observed import TRAINER_CONTAINER, Eviction, LookSeen, PodSeen
 from dljob.render import Names
 
 MAX_JOBS, MAX_PODS = 1000, 16
@@ -23,6 +23,19 @@ def eviction(body: Mapping[str, Any]) -> Eviction | None:
         return None
     node = (body.get("spec") or {}).get("nodeName") or ""
     return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE])
+
+
+def memory_killed_at(container: Mapping[str, Any]) -> str:
+    """Return when the kernel last ended the container of the agent and the ranks at its memory limit; else ''.
+
+    With cgroup v2, kubelets let the kernel end all processes of a container, the agent included, if its memory runs
+    out (``memory.oom.group``, since Kubernetes 1.28). The kubelet then starts the container again, in the same pod.
+    """
+    if container.get("name") != TRAINER_CONTAINER:
+        return ""
+    ended = [(container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
+    times = (str(each.get("finishedAt") or "unknown")[:64] for each in ended if each.get("reason") == "OOMKilled")
+    return next(times, "")
 
 
 T = TypeVar("T")

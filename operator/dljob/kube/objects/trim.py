@@ -38,7 +38,7 @@ from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen,
 from dljob.job.task.suggestion import SUGGESTION_KEY
 from dljob.kube.objects import looks
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kube.objects.evictions import eviction
+from dljob.kube.objects.evictions import eviction, memory_killed_at
 from dljob.kube.objects.rejections import created, rejection
 from dljob.kueue import DIGEST_ANNOTATION
 from dljob.render import Names
@@ -209,6 +209,7 @@ def pod(body: Body) -> PodSeen | LookSeen:
         set=set_name,
         set_uid=set_uid,
         running_since=next((since for item in containers if (since := _running_since(item))), None),
+        memory_killed_at=next(filter(None, map(memory_killed_at, containers)), ""),
         fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
@@ -227,8 +228,7 @@ def _unscheduled(body: Body) -> Unscheduled | None:
 
 
 def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()) -> Conditions:
-    found = ((name, str(item.get("status", ""))) for name, item in given.items() if name not in without)
-    return _same(tuple(sorted(found)))
+    return _same(tuple(sorted((name, str(i.get("status", ""))) for name, i in given.items() if name not in without)))
 
 
 @lru_cache(maxsize=1024)

@@ -164,7 +164,7 @@ def _why_not(node: Node, request: Request) -> str | None:
     cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
     if node.free_cpu < cpu:
         return f"{node.free_cpu:.3g} CPUs are free, but {cpu:.3g} are needed"
-    memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
+    memory = request.memory_per_pod_nbytes or max(PROCESS_NBYTES, request.memory_least_nbytes)
     if node.free_memory_nbytes < memory:
         return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory are free, but {memory / 2**30:.2g} GiB are needed"
     return None

@@ -110,6 +110,9 @@ class Request:
     threads_per_rank: int | None = None
     """Number of threads with which each rank on CPUs computes, because the user sets it (``OMP_NUM_THREADS``)."""
     memory_per_pod_nbytes: int | None = None
+    memory_least_nbytes: int = 0
+    """Main memory in bytes that each pod gets at least, whatever is predicted, because pods with less reached their
+    limit. It has no effect if ``memory_per_pod_nbytes`` is set."""
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
     paced: bool = False

@@ -156,7 +156,12 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
         return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
 
-    return within_limits(parsed, request, view, config, attempt)
+    found: StoredPlan | Infeasible
+    for nbytes in parsed.memory_to_try or (0,):
+        found = within_limits(parsed, replace(request, memory_least_nbytes=nbytes), view, config, attempt)
+        if isinstance(found, StoredPlan):
+            break
+    return found
 
 
 def _narrowed(parsed: ParsedJob) -> DLJobSpec:
@@ -217,7 +222,10 @@ def _attempt(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
         cpu_m={group.name: _cpu_m(group, nodes, request) for group in decision.chosen.groups},
-        memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
+        memory_nbytes=max(
+            request.memory_least_nbytes,
+            prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
+        ),
         spec_digest=parsed.digest,
         spec=planned_fields(parsed.own_spec),
         resizes=0,

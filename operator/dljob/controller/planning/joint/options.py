@@ -59,7 +59,7 @@ class KnownOptions:
         """
         request = (
             key[0], question.digest, bool(question.one_node_claim), tuple(sorted(question.observed.left_out)),
-            self._cache.profiles_version, shape,
+            question.memory_to_try, self._cache.profiles_version, shape,
         )  # fmt: skip
         known = self._known.get(request)
         if known is not None and self._clock() - known[0] < OPTIONS_S:

@@ -1,0 +1,140 @@
+"""Count ends of ranks and pods at the memory limit of their pod, and say what to do about them.
+
+With cgroup v1, the kernel ends one rank, and the agent reports that. With cgroup v2, kubelets let it end the whole
+container (``memory.oom.group``). No agent can report that, and for the coordinator the pod is just lost, which never
+counts. The operator therefore counts such ends like failures of the training script. ``planning.more_memory`` gives the
+pods more memory, unless the spec sets it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dlcontract import Report, reasons
+from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner.types.texts import gibibytes
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.status import FALSE, TRUE, Event, Verdict, find
+from dljob.status.events import MAX_MESSAGE
+
+CONDITION = "MemoryExceeded"
+KILLED = 128 + 9
+"""Exit code of a rank that SIGKILL ended. A rank that reports by itself that a GPU lacks memory has another one."""
+
+
+def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
+    """Return the job with new ends at the memory limit added to the record of failures in its stored plan.
+
+    Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of the spec, the
+    count starts at 0 again, because the new spec may need less memory.
+    """
+    accepted = parsed.accepted
+    if accepted is None or parsed.spec is None:
+        return parsed
+    before = accepted.failures
+    record = before or FailureRecord()
+    for pod, key in _of_pods(parsed, record):
+        text = f"pod {pod} ended, because it reached its memory limit"
+        record = _with(record, accepted, text).model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
+        record = record.model_copy(update={"pod_kills": record.pod_kills + 1})
+        draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({_amount(parsed, accepted)})"[:MAX_MESSAGE]))
+    if (report := parsed.report) is not None and report.plan_number == accepted.plan.number:
+        record = _of_ranks(report, accepted, record)
+    if record.memory_kills > (before or FailureRecord()).memory_kills:
+        draft.requeue_in(0.0)  # Only a stored record leads to a plan with more memory.
+    _explain(parsed, draft, accepted, record)
+    return parsed if record == (before or FailureRecord()) else replace(parsed, accepted=accepted.with_failures(record))
+
+
+def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[str, str]]:
+    """Yield (name, key for ``FailureRecord.killed``) of each pod that ended at its limit and is not counted yet."""
+    for pod in parsed.observed.pods:
+        key = f"{pod.uid}/{pod.memory_killed_at}"
+        if pod.memory_killed_at and key not in record.killed:
+            yield pod.name, key
+
+
+def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> FailureRecord:
+    """Return the record with the last failure in the report added, if it is the end of a rank at the memory limit."""
+    seen = report.restarts.get(reasons.OUT_OF_MEMORY, 0)
+    if seen == record.rank_kills_seen:
+        return record
+    failure, more = report.failure, seen > record.rank_kills_seen
+    record = record.model_copy(update={"rank_kills_seen": seen})
+    if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, KILLED):
+        return record
+    rank = f"rank {failure.rank}" if failure.rank is not None else "a rank"
+    return _with(record, accepted, f"{rank} in pod {failure.host or '(unknown)'} ended at the memory limit of its pod")
+
+
+def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureRecord:
+    """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
+    changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": accepted.spec_digest}
+    if record.memory_digest != accepted.spec_digest:
+        changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_kills": 1}
+    else:
+        changes["memory_kills"] = record.memory_kills + 1
+    return record.model_copy(update=changes)
+
+
+def _amount(parsed: ParsedJob, accepted: StoredPlan) -> str:
+    asked = parsed.spec.resources.memory if parsed.spec is not None else None
+    return f"spec.resources.memory: {asked}" if asked else f"{gibibytes(accepted.memory_nbytes)}, as planned"
+
+
+def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: FailureRecord) -> None:
+    """Add the condition MemoryExceeded, unless ``planning.more_memory`` adds it in the same reconcile."""
+    assert parsed.spec is not None
+    shown = find(parsed.before.conditions, CONDITION)
+    if not record.memory_kills or record.memory_digest != accepted.spec_digest:
+        if shown is not None:
+            text = "no pod has reached its memory limit since the spec changed"
+            draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
+        return
+    text = f"{record.memory_kill} ({_amount(parsed, accepted)}). Number of such ends: {record.memory_kills}"
+    if parsed.spec.resources.memory:
+        remedy = "Set a larger spec.resources.memory, or remove the field, so that the operator raises the memory"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "MemoryTooSmall", f"{text}. {remedy}"))
+    elif parsed.queued:
+        remedy = "Kueue has admitted this amount: set spec.resources.memory to more"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "CannotRaise", f"{text}. {remedy}"))
+    elif record.memory_kills > record.memory_answered:
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raising", f"{text}. The next plan gives pods more memory"))
+    elif record.memory_nbytes > 0 and (shown is None or shown.reason != "CannotRaise"):
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record)))
+    elif shown is not None:
+        draft.verdicts.append(Verdict(CONDITION, TRUE, shown.reason, shown.message))
+
+
+def raised(record: FailureRecord) -> str:
+    """Return the message of the reason Raised, with the memory that pods request since."""
+    return (
+        f"{record.memory_kill}; since then, each pod requests {gibibytes(record.memory_nbytes)}. Set "
+        f"spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins with it"
+    )
+
+
+def ending(parsed: ParsedJob) -> Verdict | None:
+    """Return the verdict Failed if ends of pods at their memory limit have made the job fail; None otherwise.
+
+    It has failed if these, evictions because of storage, and the failures of the training script together exceed the
+    backoff limit. Without such an end of a pod, the result is None. Ends of single ranks are failures that the
+    coordinator counts.
+    """
+    accepted, report = parsed.accepted, parsed.report
+    record = accepted.failures if accepted is not None else None
+    if accepted is None or record is None or not record.pod_kills or record.memory_digest != accepted.spec_digest:
+        return None
+    limit = accepted.plan.backoff_limit
+    failures = max(0, report.failures - record.ignored) if report is not None else 0
+    others = failures + (record.evictions if record.eviction_digest == accepted.spec_digest else 0)
+    if record.pod_kills + others <= limit:
+        return None
+    more = f" and {others} other failures" if others else ""
+    text = (
+        f"pods ended {record.pod_kills} times, because they reached their memory limit ({_amount(parsed, accepted)})"
+        f"{more}, and spec.runPolicy.backoffLimit is {limit}; last: {record.memory_kill}. Set a larger "
+        "spec.resources.memory, or lower the batch size"
+    )
+    return Verdict("Failed", TRUE, reasons.OUT_OF_MEMORY, text)

@@ -1,0 +1,70 @@
+"""Give the pods of a job more memory after ranks or pods ended at their memory limit (``failures.memory_kills``)."""
+
+from dljob.api import PlanningMode
+from dljob.job.plan.failures import FailureRecord
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner import Infeasible
+from dljob.planner.types.texts import gibibytes
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.failures.memory_kills import CONDITION
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
+from dljob.render import RenderConfig
+from dljob.status import TRUE, Verdict
+
+
+def undecided(parsed: ParsedJob) -> bool:
+    """Return True if the job must be planned again, because pods reached their memory limit.
+
+    Only one attempt is made for each end at the limit. Kueue's admission fixes the memory of pods.
+    """
+    spec, accepted = parsed.spec, parsed.accepted
+    if spec is None or accepted is None or spec.suspend or parsed.queued or len(parsed.memory_to_try) < 2:
+        return False
+    return accepted.spec_digest == parsed.digest and spec.planning.mode is not PlanningMode.PLAN_ONLY
+
+
+def raise_memory(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
+    """Return the plan with which the pods of a job get more memory; None if they need none. Add MemoryExceeded.
+
+    If no node has more memory, return the present plan, with a record that the operator has looked for more.
+    """
+    accepted = parsed.accepted
+    if accepted is None or accepted.failures is None or not undecided(parsed) or not make_plan.ready(parsed):
+        return None
+    record, found = accepted.failures, make_plan.decide(parsed, config)
+    if isinstance(found, Infeasible) or found.new_nodes or found.memory_nbytes <= accepted.memory_nbytes:
+        why = f"{found.field}: {found.message}" if isinstance(found, Infeasible) else "no node has more free memory"
+        text = (
+            f"{record.memory_kill} ({gibibytes(accepted.memory_nbytes)}), and no plan gives pods at least "
+            f"{gibibytes(parsed.memory_to_try[-1])}: {why}. Lower the batch size, or add nodes with more memory"
+        )
+        _replace(draft, Verdict(CONDITION, TRUE, "CannotRaise", text))
+        return accepted.with_failures(_answered(record))
+    text = (
+        f"{record.memory_kill} ({gibibytes(accepted.memory_nbytes)}); pods stop, and start again with "
+        f"{gibibytes(found.memory_nbytes)}"
+    )
+    _replace(draft, Verdict(CONDITION, TRUE, "Raising", text))
+    return replacing(accepted, found)
+
+
+def replacing(accepted: StoredPlan | None, found: StoredPlan) -> StoredPlan:
+    """Return the new plan ``found`` as one that follows ``accepted``, a plan whose pods reached their memory limit."""
+    if accepted is None or accepted.failures is None or accepted.spec_digest != found.spec_digest:
+        return found
+    record = accepted.failures
+    if record.memory_kills <= record.memory_answered or record.memory_digest != accepted.spec_digest:
+        return found
+    counts = {"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1}
+    return found.model_copy(update=counts).with_failures(_answered(record, found.memory_nbytes))
+
+
+def _answered(record: FailureRecord, nbytes: int | None = None) -> FailureRecord:
+    changes: dict[str, object] = {"memory_answered": record.memory_kills}
+    return record.model_copy(update=changes if nbytes is None else changes | {"memory_nbytes": nbytes})
+
+
+def _replace(draft: Draft, verdict: Verdict) -> None:
+    draft.verdicts[:] = [each for each in draft.verdicts if each.type != CONDITION]
+    draft.verdicts.append(verdict)

@@ -1,0 +1,149 @@
+"""Tests of ranks and pods that end at their memory limit: they count, and their job gets more memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlcontract import Failure, RunPhase
+from dljob.job.observed import Observed
+from dljob.kube.objects.trim import pod as trimmed
+from dljob.reconcile import needs_view, parse_observed
+from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, settled
+from support.job_lifecycle import condition_of, started, status, step, training, verdict
+
+LARGE = nodes({"name": "n", "count": 3, "cpu": 2, "memory": "64Gi"})
+OUT_OF_MEMORY = {"reason": "OutOfMemory", "message": "rank 1 was killed", "rank": 1, "host": "digits-cpu-1"}
+
+
+def killed(observed: Observed, at: str = "2026-03-01T12:00:00Z") -> Observed:
+    """Return the job after the kernel ended the container of its second pod, as with cgroup v2."""
+    pods = [replace(pod, memory_killed_at=at) if pod.name == "digits-cpu-1" else pod for pod in observed.pods]
+    return replace(observed, pods=tuple(pods))
+
+
+def reported(observed: Observed, times: int = 1, exit_code: int = 137) -> Observed:
+    """Return the job after its coordinator reported that the kernel ended a rank, as with cgroup v1."""
+    failure = Failure(**OUT_OF_MEMORY, exit_code=exit_code)  # type: ignore[arg-type]
+    counts = {"failures": times, "restarts": {"OutOfMemory": times}, "failure": failure}
+    return replace(observed, report=report(observed, RunPhase.RESTARTING, **counts))
+
+
+def replaced(observed: Observed) -> Observed:
+    """Return the job after its pods stopped for another plan, and those of this plan started."""
+    observed = after(observed, step(observed))
+    assert all(item.replicas == 0 for item in observed.sets), "the pods stop before others start"
+    observed = replace(observed, pods=())
+    return settled(after(observed, step(observed)))
+
+
+@pytest.mark.parametrize("end", [killed, reported])
+def test_pods_that_reach_their_limit_get_twice_the_memory(end: Any) -> None:
+    observed = end(replace(training(), view=LARGE))
+    before = plan_of(observed)
+    first = step(observed)
+    assert verdict(first, "MemoryExceeded") == ("True", "Raising")
+    assert status(first).failures == 1 and first.requeue_after_s == 0.0
+    observed = after(observed, first)
+    assert needs_view(observed)
+    observed = replaced(observed)
+    now = plan_of(observed)
+    assert now.memory_nbytes == 2 * before.memory_nbytes
+    assert now.plan.digest() == before.plan.digest(), "the ranks train as before"
+    observed = replace(observed, report=report(observed, failures=1, restarts={"OutOfMemory": 1}))
+    again = step(observed)
+    assert verdict(again, "MemoryExceeded") == ("True", "Raised")
+    assert f"spec.resources.memory: {-(-now.memory_nbytes >> 20)}Mi" in condition_of(again, "MemoryExceeded").message
+    assert not again.scales and not needs_view(after(observed, again))
+    assert len([event for event in first.events if event.reason == "PodOutOfMemory"]) == (end is killed)
+
+
+def test_the_second_end_raises_the_memory_again() -> None:
+    observed = replace(training({**DIGITS, "runPolicy": {"backoffLimit": 9}}), view=LARGE)
+    least = plan_of(observed).memory_nbytes
+    for n in (1, 2, 3):
+        observed = reported(observed, n)
+        observed = replaced(after(observed, step(observed)))
+        assert plan_of(observed).memory_nbytes == 2**n * least
+    observed = changed(observed, epochs=9)
+    plan = parse_observed(observed).memory_to_try
+    assert plan == (), "a changed spec may need less"
+
+
+def test_a_node_with_little_more_gives_what_it_has() -> None:
+    observed = training()
+    least = plan_of(observed).memory_nbytes
+    room = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(int(1.6 * least))})
+    observed = reported(replace(observed, view=room))
+    observed = replaced(after(observed, step(observed)))
+    assert plan_of(observed).memory_nbytes == pytest.approx(1.5 * least, abs=2)
+
+
+def test_job_stays_if_no_node_has_more_memory() -> None:
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = reported(replace(observed, view=full))
+    observed = after(observed, step(observed))
+    desired = step(observed)
+    assert verdict(desired, "MemoryExceeded") == ("True", "CannotRaise") and not desired.scales
+    message = condition_of(desired, "MemoryExceeded").message
+    assert "no plan gives pods at least" in message and "GiB of memory are free" in message
+    observed = after(observed, desired)
+    assert not needs_view(observed), "it is planned once for each end"
+    assert condition_of(step(observed), "MemoryExceeded").message == message
+    again = reported(observed, 2)
+    assert needs_view(after(again, step(again))), "the next end is another attempt"
+
+
+@pytest.mark.parametrize("end", [killed, reported])
+def test_memory_of_the_spec_is_not_changed(end: Any) -> None:
+    observed = end(training({**DIGITS, "resources": {"memory": "1Gi"}}))
+    desired = step(observed)
+    assert verdict(desired, "MemoryExceeded") == ("True", "MemoryTooSmall")
+    assert "spec.resources.memory: 1Gi" in condition_of(desired, "MemoryExceeded").message
+    observed = after(observed, desired)
+    assert not needs_view(observed) and not step(observed).scales
+    larger = changed(observed, resources={"memory": "2Gi"})
+    larger = replaced(replace(larger, view=CPUS))
+    assert verdict(step(larger), "MemoryExceeded") == ("False", "SpecChanged")
+
+
+def test_ends_of_pods_fail_the_job_after_the_limit() -> None:
+    """Regression: the coordinator takes such a pod for lost, so that the job restarted for ever."""
+    observed = training({**DIGITS, "resources": {"memory": "1Gi"}, "runPolicy": {"backoffLimit": 2}})
+    for n in (1, 2):
+        observed = killed(observed, f"2026-03-01T12:0{n}:00Z")
+        desired = step(observed)
+        assert status(desired).failures == n
+        observed = after(observed, desired)
+        assert status(step(observed)).failures == n, "it is counted once"
+    failed = condition_of(step(killed(observed, "2026-03-01T12:03:00Z")), "Failed")
+    assert (failed.status.value, failed.reason) == ("True", "OutOfMemory")
+    assert "pods ended 3 times" in failed.message and "spec.resources.memory: 1Gi" in failed.message
+
+
+def test_ends_of_pods_and_failures_count_together() -> None:
+    observed = training({**DIGITS, "resources": {"memory": "1Gi"}, "runPolicy": {"backoffLimit": 1}})
+    observed = after(killed(observed), step(killed(observed)))
+    failed = condition_of(step(replace(observed, report=report(observed, failures=1))), "Failed")
+    assert failed.reason == "OutOfMemory" and "1 times" in failed.message and "1 other failures" in failed.message
+
+
+def test_too_little_memory_of_a_gpu_needs_no_main_memory() -> None:
+    desired = step(reported(training(), exit_code=1))
+    assert all(c.type != "MemoryExceeded" for c in status(desired).conditions)
+
+
+def test_an_end_before_the_first_report_counts() -> None:
+    desired = step(killed(started({**DIGITS, "runPolicy": {"backoffLimit": 0}})))
+    assert verdict(desired, "Failed") == ("True", "OutOfMemory")
+
+
+@pytest.mark.parametrize("state", ["state", "lastState"])
+def test_the_end_of_a_container_is_read_from_its_status(state: str) -> None:
+    ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-03-01T12:00:00Z"}
+    container = {"name": "trainer", "restartCount": 1, state: {"terminated": ended}}
+    body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"containerStatuses": [container]}}
+    assert trimmed(body).memory_killed_at == "2026-03-01T12:00:00Z"  # type: ignore[union-attr]
+    container["name"] = "sidecar"
+    assert trimmed(body).memory_killed_at == ""  # type: ignore[union-attr]
