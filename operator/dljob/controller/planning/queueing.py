@@ -12,6 +12,7 @@ from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.amortized import Amortized
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
@@ -98,7 +99,7 @@ class Queue:
         self.run_p90_s: dict[JobKey, float] = {}
         """90th percentile of the predicted run time in seconds of each waiting job for which it is known."""
         self._known: dict[JobKey, _Known] = {}
-        self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
+        self._shares = Amortized(self._dominant_shares, clock)
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
         """When the queue was sorted, and the place of each of its jobs, from 1."""
 
@@ -108,7 +109,7 @@ class Queue:
         priority = self._cache.priority_classes.value(
             scheduling.priority_class_name if scheduling is not None else None
         )
-        share = self._policy.weighted(job.namespace, self._share_by_namespace().get(job.namespace, 0.0))
+        share = self._policy.weighted(job.namespace, self._shares.of(self._versions()).get(job.namespace, 0.0))
         finish_by = scheduling.finish_by if scheduling is not None and self._policy.deadlines else None
         latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
         return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
@@ -221,7 +222,7 @@ class Queue:
         self._known.clear()
         self.run_p90_s.clear()
         self._places = (-inf, {})
-        self._shares = None
+        self._shares.forget()
 
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
         """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended.
@@ -283,24 +284,22 @@ class Queue:
         reserved = self._book.current(without=key, namespace=key[0], ended=ended)
         return limits_for(key, self._cache, reserved, ended)
 
-    def _share_by_namespace(self) -> dict[str, float]:
+    def _dominant_shares(self) -> dict[str, float]:
         """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.
 
         Resources are devices, CPU and memory of all nodes. Bound pods and reservations count.
         """
-        if self._shares is None or self._shares[0] != self._versions():
-            held: dict[str, Requests] = {}
-            for job in self._cache.jobs():
-                mine = held.get(job.namespace, NOTHING)
-                for pod in self._cache.pods_of(job.key):
-                    mine += self._cache.ledger.requests(pod.uid)
-                for each in self._book.reserved(job.key):
-                    cpu_m = round(each.nodes * each.cpu * 1000)
-                    mine += Requests(cpu_m, each.nodes * each.memory_nbytes, each.nodes * each.devices)
-                held[job.namespace] = mine
-            total = self._cache.ledger.total()
-            self._shares = (self._versions(), {name: dominant_share(mine, total) for name, mine in held.items()})
-        return self._shares[1]
+        held: dict[str, Requests] = {}
+        for job in self._cache.jobs():
+            mine = held.get(job.namespace, NOTHING)
+            for pod in self._cache.pods_of(job.key):
+                mine += self._cache.ledger.requests(pod.uid)
+            for each in self._book.reserved(job.key):
+                cpu_m = round(each.nodes * each.cpu * 1000)
+                mine += Requests(cpu_m, each.nodes * each.memory_nbytes, each.nodes * each.devices)
+            held[job.namespace] = mine
+        total = self._cache.ledger.total()
+        return {name: dominant_share(mine, total) for name, mine in held.items()}
 
     def _versions(self) -> tuple[int, int]:
         return self._cache.ledger.version, self._book.version

@@ -16,8 +16,9 @@ from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.amortized import Amortized
 from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
-from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, has_part, shape_of
+from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, gpu_types, has_part, shape_of
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
@@ -65,6 +66,8 @@ class Assigning:
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
+        self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
+        """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
         """The options of the jobs in the last assignment."""
         self._seen: dict[JobKey, tuple[Known, int]] = {}
@@ -118,6 +121,7 @@ class Assigning:
     def forget_all(self) -> None:
         for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.clear()
+        self._whole.forget()
         for known in (self._known, self._seen, self._options):
             known.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
@@ -130,7 +134,7 @@ class Assigning:
         If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
         jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
         """
-        if not self._on or not has_part(question):
+        if not self._on or not has_part(question) or not gpu_types(question, self._cache.ledger.view()):
             return None
         if self._queue.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
@@ -269,12 +273,13 @@ class Assigning:
         ``orders``: True: also order running jobs to move to their parts. False: only check the orders that are given:
         one that no longer repays is withdrawn. The part of a job that has decided to move stays until it has moved.
         """
-        mine = {key: question for key, question in waiting.items() if has_part(question)}
+        nodes = self._cache.ledger.view()
+        mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
         staying = [key for key in self._running if self._queue.holds_devices(key) and not self._is_moving(key)]
         running = {key: self._running[key].question for key in staying}
-        whole = self._view_without({job.key for job in self._cache.jobs()})
+        whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
         questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}

@@ -13,6 +13,7 @@ from dljob.controller.planning.queueing import Ask
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.kube import Cache, JobKey
+from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling.assignment import Option
@@ -131,3 +132,10 @@ def has_part(question: ParsedJob) -> bool:
     """Return True if the job's plan will run, and the operator (not the user or Kueue) chooses its devices."""
     spec = question.spec
     return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups
+
+
+def gpu_types(question: ParsedJob, view: ClusterView) -> list[str]:
+    """Return the types of GPUs in ``view`` that the spec of a job allows. Without any, it takes no part."""
+    spec = question.spec
+    found = {node.device for node in view.nodes if node.is_gpu}
+    return [name for name in sorted(found) if spec is not None and (not spec.devices or wanted(name, spec.devices))]
