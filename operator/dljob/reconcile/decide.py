@@ -84,7 +84,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _finished(parsed, draft, now)
     draft.verdicts.extend(plan_edits.verdicts(parsed))
     parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
-    parsed = memory_kills.counted(parsed, draft)
+    parsed = memory_kills.counted(parsed, draft, now)
     if parsed.looking is not None:
         return _looking(parsed, parsed.looking, draft, config, now)
     if parsed.spec is None:

@@ -72,7 +72,8 @@ class ParsedJob:
     """Checkpoint claim of the job because of which its next plans use one node (``spec.one_node``); else empty."""
     memory_to_try: tuple[int, ...] = ()
     """Memory in bytes that each pod gets at least by the next plan, because pods reached their limit; see
-    ``FailureRecord.memory_to_try``. Empty if they did not, or if the spec or an administrator sets the memory."""
+    ``FailureRecord.memory_to_try``. Empty if they did not, if the spec or an administrator sets the memory, and for
+    jobs that Kueue admits."""
     looking: Looking | None = None
     """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
@@ -156,7 +157,7 @@ def parse_observed(
         queued=queued,
         not_provided=_not_provided(before, accepted),
         one_node_claim=one_node_claim(observed, completed_spec, accepted),
-        memory_to_try=_memory_to_try(accepted, completed_spec, digest),
+        memory_to_try=() if queued else _memory_to_try(accepted, completed_spec, digest),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,

@@ -8,8 +8,10 @@ pods more memory, unless the spec sets it.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 
-from dlcontract import Report, reasons
+from dlcontract import Report, RunPhase, reasons
+from dljob.job.observed import PodSeen
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner.types.texts import gibibytes
@@ -19,11 +21,14 @@ from dljob.status import FALSE, TRUE, Event, Verdict, find
 from dljob.status.events import MAX_MESSAGE
 
 CONDITION = "MemoryExceeded"
+RECENT_S = 600.0
+"""Seconds for which the end of a pod can be counted. A job that has recovered from an earlier one must not restart when
+this release of the operator sees it for the first time."""
 KILLED = 128 + 9
 """Exit code of a rank that SIGKILL ended. A rank that reports by itself that a GPU lacks memory has another one."""
 
 
-def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
+def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     """Return the job with new ends at the memory limit added to the record of failures in its stored plan.
 
     Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of the spec, the
@@ -35,33 +40,53 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
     before = accepted.failures
     record = before or FailureRecord()
     for pod, key in _of_pods(parsed, record):
-        text = f"pod {pod} ended, because it reached its memory limit"
-        record = _with(record, accepted, text).model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
+        record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
+        if not _is_recent(pod.memory_killed_at, now):
+            continue
+        text = f"pod {pod.name} ended, because it reached its memory limit"
+        record = _with(record, accepted, text)
         record = record.model_copy(update={"pod_kills": record.pod_kills + 1})
         draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({_amount(parsed, accepted)})"[:MAX_MESSAGE]))
     if (report := parsed.report) is not None and report.plan_number == accepted.plan.number:
         record = _of_ranks(report, accepted, record)
-    if record.memory_kills > (before or FailureRecord()).memory_kills:
+    if record.memory_kill and (before is None or _count(record) != _count(before)):
         draft.requeue_in(0.0)  # Only a stored record leads to a plan with more memory.
     _explain(parsed, draft, accepted, record)
     return parsed if record == (before or FailureRecord()) else replace(parsed, accepted=accepted.with_failures(record))
 
 
-def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[str, str]]:
-    """Yield (name, key for ``FailureRecord.killed``) of each pod that ended at its limit and is not counted yet."""
+def _count(record: FailureRecord) -> tuple[str, int]:
+    return record.memory_digest, record.memory_kills
+
+
+def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[PodSeen, str]]:
+    """Yield each pod that ended at its limit and was not seen before, with its key for ``FailureRecord.killed``."""
     for pod in parsed.observed.pods:
         key = f"{pod.uid}/{pod.memory_killed_at}"
         if pod.memory_killed_at and key not in record.killed:
-            yield pod.name, key
+            yield pod, key
+
+
+def _is_recent(killed_at: str, now: datetime) -> bool:
+    """Return True if a pod ended within ``RECENT_S``, or if its time cannot be read."""
+    try:
+        return (now - datetime.fromisoformat(killed_at)).total_seconds() < RECENT_S
+    except (ValueError, TypeError):
+        return True
 
 
 def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> FailureRecord:
-    """Return the record with the last failure in the report added, if it is the end of a rank at the memory limit."""
+    """Return the record with the last failure in the report added, if it is the end of a rank at the memory limit.
+
+    A job without a record may have recovered under an earlier release of the operator, and must not restart now.
+    """
     seen = report.restarts.get(reasons.OUT_OF_MEMORY, 0)
     if seen == record.rank_kills_seen:
         return record
     failure, more = report.failure, seen > record.rank_kills_seen
     record = record.model_copy(update={"rank_kills_seen": seen})
+    if accepted.failures is None and report.phase is RunPhase.RUNNING:
+        return record
     if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, KILLED):
         return record
     rank = f"rank {failure.rank}" if failure.rank is not None else "a rank"

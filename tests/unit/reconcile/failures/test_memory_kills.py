@@ -134,6 +134,20 @@ def test_too_little_memory_of_a_gpu_needs_no_main_memory() -> None:
     assert all(c.type != "MemoryExceeded" for c in status(desired).conditions)
 
 
+@pytest.mark.parametrize("end", [lambda job: killed(job, "2026-03-01T11:00:00Z"), reported])
+def test_a_job_that_has_recovered_does_not_restart_after_an_upgrade(end: Any) -> None:
+    """The earlier release kept no record."""
+    observed = end(replace(training(), view=LARGE))
+    if observed.report is not None:
+        observed = replace(observed, report=observed.report.replace('"Restarting"', '"Running"'))
+    desired = step(observed)
+    assert all(c.type != "MemoryExceeded" for c in status(desired).conditions) and not desired.scales
+    observed = after(observed, desired)
+    assert not needs_view(observed)
+    again = killed(observed, "2026-03-01T12:00:00Z")
+    assert verdict(step(again), "MemoryExceeded") == ("True", "Raising"), "the next one counts"
+
+
 def test_an_end_before_the_first_report_counts() -> None:
     desired = step(killed(started({**DIGITS, "runPolicy": {"backoffLimit": 0}})))
     assert verdict(desired, "Failed") == ("True", "OutOfMemory")
