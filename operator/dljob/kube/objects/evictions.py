@@ -12,6 +12,8 @@ from dljob.render import Names
 MAX_JOBS, MAX_PODS = 1000, 16
 """Maximum number of jobs, and of pods of each job, that are remembered. The oldest are forgotten."""
 MAX_MESSAGE = 1024
+SIGKILLED = 128 + 9
+"""Exit code of a container whose first process SIGKILL has ended."""
 REASON = "Evicted"
 """``status.reason`` of a pod that the kubelet has evicted."""
 
@@ -30,12 +32,14 @@ def memory_killed_at(container: Mapping[str, Any]) -> str:
 
     With cgroup v2, kubelets let the kernel end all processes of a container, the agent included, if its memory runs
     out (``memory.oom.group``, since Kubernetes 1.28). The kubelet then starts the container again, in the same pod.
+    A container in which the kernel has ended only a rank gets the same reason when it stops later, but another exit
+    code.
     """
     if container.get("name") != TRAINER_CONTAINER:
         return ""
     ended = [(container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
-    times = (str(each.get("finishedAt") or "unknown")[:64] for each in ended if each.get("reason") == "OOMKilled")
-    return next(times, "")
+    killed = (each for each in ended if (each.get("reason"), each.get("exitCode")) == ("OOMKilled", SIGKILLED))
+    return next((str(each.get("finishedAt") or "unknown")[:64] for each in killed), "")
 
 
 T = TypeVar("T")

@@ -60,10 +60,14 @@ def _count(record: FailureRecord) -> tuple[str, int]:
 
 
 def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[PodSeen, str]]:
-    """Yield each pod that ended at its limit and was not seen before, with its key for ``FailureRecord.killed``."""
+    """Yield each pod that ended at its limit and was not seen before, with its key for ``FailureRecord.killed``.
+
+    A pod that stops is left out: the kubelet ends it with SIGKILL if it takes too long, and also gives this reason if
+    the kernel ended a rank in it before.
+    """
     for pod in parsed.observed.pods:
         key = f"{pod.uid}/{pod.memory_killed_at}"
-        if pod.memory_killed_at and key not in record.killed:
+        if pod.memory_killed_at and not pod.deleting and key not in record.killed:
             yield pod, key
 
 

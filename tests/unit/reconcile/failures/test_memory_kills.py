@@ -24,7 +24,7 @@ def killed(observed: Observed, at: str = "2026-03-01T12:00:00Z") -> Observed:
 
 def reported(observed: Observed, times: int = 1, exit_code: int = 137) -> Observed:
     """Return the job after its coordinator reported that the kernel ended a rank, as with cgroup v1."""
-    failure = Failure(**OUT_OF_MEMORY, exit_code=exit_code)  # type: ignore[arg-type]
+    failure = Failure(**OUT_OF_MEMORY, exit_code=exit_code)
     counts = {"failures": times, "restarts": {"OutOfMemory": times}, "failure": failure}
     return replace(observed, report=report(observed, RunPhase.RESTARTING, **counts))
 
@@ -153,11 +153,23 @@ def test_an_end_before_the_first_report_counts() -> None:
     assert verdict(desired, "Failed") == ("True", "OutOfMemory")
 
 
+def test_pods_that_stop_after_the_end_of_a_rank_do_not_count_again() -> None:
+    """Regression: containerd names memory as the reason whenever such a container ends, also if it stops in order."""
+    observed = reported(replace(training(), view=LARGE))
+    observed = after(observed, step(observed))
+    stopping = after(observed, step(observed))
+    pods = [replace(pod, deleting=True) for pod in killed(stopping).pods]
+    desired = step(replace(stopping, pods=tuple(pods)))
+    assert status(desired).failures == 1 and not [e for e in desired.events if e.reason == "PodOutOfMemory"]
+
+
 @pytest.mark.parametrize("state", ["state", "lastState"])
 def test_the_end_of_a_container_is_read_from_its_status(state: str) -> None:
     ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-03-01T12:00:00Z"}
     container = {"name": "trainer", "restartCount": 1, state: {"terminated": ended}}
     body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"containerStatuses": [container]}}
     assert trimmed(body).memory_killed_at == "2026-03-01T12:00:00Z"  # type: ignore[union-attr]
-    container["name"] = "sidecar"
+    ended["exitCode"] = 143
+    assert trimmed(body).memory_killed_at == "", "it was asked to stop"  # type: ignore[union-attr]
+    container["name"], ended["exitCode"] = "sidecar", 137
     assert trimmed(body).memory_killed_at == ""  # type: ignore[union-attr]
