@@ -37,8 +37,7 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     accepted = parsed.accepted
     if accepted is None or parsed.spec is None:
         return parsed
-    before = accepted.failures
-    record = before or FailureRecord()
+    record = known = accepted.failures or FailureRecord()
     for pod, key in _of_pods(parsed, record):
         record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
         if not _is_recent(pod.memory_killed_at, now):
@@ -49,14 +48,10 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
         draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({_amount(parsed, accepted)})"[:MAX_MESSAGE]))
     if (report := parsed.report) is not None and report.plan_number == accepted.plan.number:
         record = _of_ranks(report, accepted, record)
-    if record.memory_kill and (before is None or _count(record) != _count(before)):
+    if (record.memory_digest, record.memory_kills) != (known.memory_digest, known.memory_kills):
         draft.requeue_in(0.0)  # Only a stored record leads to a plan with more memory.
     _explain(parsed, draft, accepted, record)
-    return parsed if record == (before or FailureRecord()) else replace(parsed, accepted=accepted.with_failures(record))
-
-
-def _count(record: FailureRecord) -> tuple[str, int]:
-    return record.memory_digest, record.memory_kills
+    return parsed if record == known else replace(parsed, accepted=accepted.with_failures(record))
 
 
 def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[PodSeen, str]]:
