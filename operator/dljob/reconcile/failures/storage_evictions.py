@@ -121,7 +121,6 @@ def ending(parsed: ParsedJob) -> Verdict | None:
         return None
     limit = accepted.plan.backoff_limit
     failures = max(0, report.failures - record.ignored) if report is not None else 0
-    failures += record.pod_kills if record.memory_digest == accepted.spec_digest else 0
     if record.evictions + failures <= limit or record.eviction_digest != accepted.spec_digest:
         return None
     more = f" and {failures} failures of the training script" if failures else ""
