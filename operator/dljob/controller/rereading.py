@@ -26,11 +26,11 @@ class Rereader:
         self,
         cache: Cache,
         api: Api,
-        index: Callable[[Body], Awaitable[None]],
+        put_job: Callable[[Body], Awaitable[None]],
         changed: Callable[[Kind, Body], None],
     ) -> None:
-        """``index``: puts a DLJob into the cache. ``changed``: called after a change of an object in the cache."""
-        self._cache, self._api, self._index, self._changed = cache, api, index, changed
+        """``put_job``: puts a DLJob into the cache. ``changed``: called after a change of an object in the cache."""
+        self._cache, self._api, self._put_job, self._changed = cache, api, put_job, changed
 
     async def round(self) -> None:
         """Read all objects that fit now, at most ``MAX_READS``. Errors of the API server are left to the next round."""
@@ -39,7 +39,7 @@ class Rereader:
                 body = await self._api.get(kind, *key)
                 labels = body["metadata"].get("labels") or {}
                 if kind is DLJOB:
-                    await self._index(body)
+                    await self._put_job(body)
                 elif JOB_LABEL in labels and self._cache.put(kind, body):
                     self._changed(kind, body)
             except ApiError as error:

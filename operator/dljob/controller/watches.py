@@ -1,7 +1,9 @@
 """Update the cache from watches, and add the jobs that a change affects to the work queue.
 
-kopf watches the DLJobs. Only its handlers ``index``, ``on.event``, ``on.login`` and ``on.cleanup`` are used, because
-the others write finalizers or annotations into users' objects. Reflectors watch the other kinds.
+kopf watches the DLJobs. Only its handlers ``on.event``, ``on.login`` and ``on.cleanup`` are used. Its index is not used,
+because with one, kopf handles no event before it has indexed all objects, and wakes up the tasks of all objects after
+each of them: a time that grows with the square of the number of jobs. The other handlers write finalizers or
+annotations into users' objects. Reflectors watch the other kinds.
 """
 
 import asyncio
@@ -121,7 +123,7 @@ class Watches:
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
         self._silence_s = silence_s
         self._events = UnprocessedEvents()
-        self._rereader = Rereader(cache, api, self._index, self._changed)
+        self._rereader = Rereader(cache, api, self._put, self._changed)
         self.session = session(
             bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received)
         )
@@ -156,7 +158,6 @@ class Watches:
         ]
         kopf.on.login(registry=self.registry)(self._login)
         group, _, version = DLJOB.api_version.rpartition("/")
-        kopf.index(group, version, DLJOB.plural, id="cache", registry=self.registry)(self._index)
         kopf.on.event(group, version, DLJOB.plural, id="event", registry=self.registry)(self._event)
 
     async def reflect(self) -> None:
@@ -238,7 +239,7 @@ class Watches:
                     self._queue.add(key)
                 continue
             try:
-                await self._index(body)
+                await self._put(body)
             except Exception:
                 log.exception("a job cannot be parsed and is ignored", extra=log_fields(key, self._cache.job(key)))
 
@@ -322,7 +323,8 @@ class Watches:
         for key in self._cache.prune(DLJOB, uids, version, namespace):
             self._queue.add(key)
 
-    async def _index(self, body: Mapping[str, Any], **_: Any) -> None:
+    async def _put(self, body: Mapping[str, Any]) -> None:
+        """Put a DLJob into the cache, and queue it if it changed."""
         uid = body["metadata"]["uid"]
         try:
             changed = self._cache.put(DLJOB, body)
@@ -337,7 +339,9 @@ class Watches:
     async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         self._events.processed(body, monotonic())
         meta = body["metadata"]
-        if type == "DELETED" and self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
+        if type != "DELETED":
+            await self._put(body)
+        elif self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
             self._changed(DLJOB, body)
 
     def _changed(self, kind: Kind, body: Mapping[str, Any]) -> None:

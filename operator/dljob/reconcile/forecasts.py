@@ -82,15 +82,19 @@ def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
     """Return the predicted time to show in the status, so that it does not change with each small new prediction.
 
-    ``shown``: time that the status shows now. ``found``: new prediction. Return ``shown`` if the two differ by at most
-    ``STEADY_S`` seconds, or by at most ``STEADY_SHARE`` of the time from ``now`` to ``found``. If ``shown`` is in the
-    past, the second limit does not apply. Otherwise return ``found`` in whole seconds, or None if it is None.
+    ``shown``: time that the status shows now. ``found``: new prediction. Return ``shown`` if it is not in the past, and
+    if the two differ by at most ``STEADY_S`` seconds or by at most ``STEADY_SHARE`` of the time from ``now`` to
+    ``found``. Otherwise return ``found`` in whole seconds, or None if it is None. What is late is predicted anew
+    all the time, and never in the past: if ``shown`` has just passed or ``found`` is in the past, return a full minute.
     """
     if shown is None or found is None:
-        return _whole_s(found)
+        return found if found is None else _next_minute(now) if found < now else _whole_s(found)
     off_s, left_s = abs((found - shown).total_seconds()), (found - now).total_seconds()
-    keep = off_s <= max(STEADY_S, STEADY_SHARE * left_s) and (shown >= now or off_s <= STEADY_S)
-    return shown if keep else _whole_s(found)
+    if shown >= now and off_s <= max(STEADY_S, STEADY_SHARE * left_s):
+        return shown
+    if found < now or (shown < now and off_s <= STEADY_S):
+        return _next_minute(max(found, now))
+    return _whole_s(found)
 
 
 def queue_text(queue: QueueStatus | None) -> str:
@@ -243,8 +247,12 @@ def _over(status: DLJobStatus) -> bool:
     return is_true(status.conditions, "Complete") or is_true(status.conditions, "Failed")
 
 
-def _whole_s(time: datetime | None) -> datetime | None:
-    return None if time is None else time.replace(microsecond=0)
+def _whole_s(time: datetime) -> datetime:
+    return time.replace(microsecond=0)
+
+
+def _next_minute(time: datetime) -> datetime:
+    return time.replace(second=0, microsecond=0) + timedelta(minutes=1)
 
 
 def _shown(time: datetime | None) -> str:

@@ -57,11 +57,23 @@ def test_small_changes_are_not_shown() -> None:
 @given(st.integers(-5000, 5000), st.integers(-5000, 5000))
 def test_steady_time_is_close_to_the_forecast(shown_s: int, found_s: int) -> None:
     got = steady(at(shown_s), at(found_s), NOW)
-    assert got in (at(shown_s), at(found_s))
-    assert got is not None and abs((got - at(found_s)).total_seconds()) <= max(60, 0.1 * found_s)
+    assert got is not None and got >= NOW, "fixed bug: a start in the past was shown for a minute"
+    assert abs((got - max(at(found_s), NOW)).total_seconds()) <= max(60, 0.1 * found_s)
     assert steady(got, at(found_s), NOW) == got
-    assert steady(None, at(found_s), NOW) == at(found_s)
+    assert steady(None, at(found_s), NOW) == (at(found_s) if found_s >= 0 else at(60))
     assert steady(at(shown_s), None, NOW) is None
+
+
+def test_late_time_changes_once_a_minute_at_most() -> None:
+    """A job that should have started is predicted to start right away, at each reconcile."""
+    shown, times = at(0), set()
+    for second in range(1, 600):
+        now = at(second)
+        got = steady(shown, now + timedelta(seconds=1), now)
+        assert got is not None and got >= now
+        shown = got
+        times.add(got)
+    assert len(times) <= 11
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import room_cpu, usable
 from dljob.planner.plan import plan
+from dljob.planner.types.texts import duration
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
@@ -358,8 +359,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     status = accepted.status
     predicted, times = status.predicted, "no predicted time"
     if predicted.step_seconds > 0:
-        training = f"training {predicted.total_seconds:.3g} s" if predicted.total_seconds else "no predicted run time"
-        times = f"predicted step {predicted.step_seconds:.3g} s, {training}"
+        training = f"training {duration(predicted.total_seconds)}" if predicted.total_seconds else "no predicted run time"
+        times = f"predicted step {duration(predicted.step_seconds)}, {training}"
     if status.structure:
         times = f"{times}, {status.structure}"
     if status.missing_fields:

@@ -142,7 +142,9 @@ def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now:
         or running_s < MIN_STEPS * p90_s  # Caches are also cold after a restart.
     ):
         return None
-    return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s; expected {p90_s:.3g} s (p90)"
+    return (
+        f"plan {accepted.plan.number}: found a step time of {duration(report.step_s)}; expected {duration(p90_s)} (p90)"
+    )
 
 
 def _judged(

@@ -190,7 +190,7 @@ def test_job_that_cannot_be_read_does_not_make_the_watch_dead() -> None:
         world = World(api)
         unreadable: Any = {**body, "spec": 1}
         with pytest.raises(TypeError):
-            await world.watches._index(unreadable)
+            await world.watches._put(unreadable)
         await world.run(4 * DEAD_S, world.watches._jobs_asked)
         return world.found
 

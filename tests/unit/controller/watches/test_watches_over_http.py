@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
 from dljob.controller.watches import REFLECTED, Watches
@@ -233,6 +234,25 @@ def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: p
         await until(lambda: world.watches.dead() is None)
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
+    watching(body, kopf=True)
+
+
+def test_no_job_waits_for_the_first_events_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an index, kopf makes a toggle for each listed job, and each one that drops wakes up all jobs that wait."""
+    make_toggle, toggles = ToggleSet.make_toggle, list[str]()
+
+    async def noted(*args: Any, name: str | None = None, **others: Any) -> Any:
+        toggles.append(str(name))
+        return await make_toggle(*args, name=name, **others)
+
+    async def body(world: World) -> None:
+        names = {f"job-{i}" for i in range(50)}
+        for name in names:
+            world.server.put(DLJOB, named(DLJOB, name))
+        await until(lambda: {job.name for job in world.cache.jobs()} == names)
+        assert toggles and not [name for name in toggles if "dljobs" in name]
+
+    monkeypatch.setattr(ToggleSet, "make_toggle", noted)
     watching(body, kopf=True)
 
 

@@ -156,7 +156,7 @@ def test_next_job_with_the_same_script_is_predicted() -> None:
     assert plan.missing_fields is not None and "choice of the best number of nodes" in plan.missing_fields[0]
     conditions = status(step(seen(SPEC, learned=constants))).conditions
     [text] = [each.message for each in conditions if each.type == "Planned"]
-    assert "predicted step 0.02 s, training 12" in text and "no predicted time" not in text
+    assert "predicted step 20ms, training 12.8s" in text and "no predicted time" not in text
     cache.put(PROFILE, stored)
 
 

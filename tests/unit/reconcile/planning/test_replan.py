@@ -57,7 +57,7 @@ def test_profiles_are_updated_first_and_only_once() -> None:
     first = step(observed, WARM_S)
     assert first.measurements is not None and first.measurements.data is None, "a noise scale needs a whole training"
     assert verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
-    assert "found a step time of 2 s; expected 0.0138 s (p90)" in condition_of(first, "PlanContradicted").message
+    assert "found a step time of 2s; expected 13.8ms (p90)" in condition_of(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
     again = step(after(observed, first), WARM_S + 1)
     assert again.measurements is None and again.scales == ()
