@@ -21,6 +21,7 @@ from dljob.controller.queues import Queues
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed
+from dljob.job.waiting import first_status_in_s
 from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, rejected_object
 from dljob.kube.applier import complete_all
 from dljob.kube.kinds import CONFIG_MAP
@@ -43,7 +44,6 @@ from dljob.status import Event, events, previous
 from dljob.status.pace import ProgressPace, only_progress
 
 log = logging.getLogger("dljob")
-
 
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
@@ -178,7 +178,10 @@ class Controller:
             if parsed.decision is None and not (observed.plan or observed.sets or observed.pods):
                 if failure is not None:
                     raise failure
-                return WHILE_PLANNING
+                if (delay_s := first_status_in_s(observed.job, self._now())) != 0:
+                    if delay_s is not None:
+                        self._queue.add_after(key, delay_s)
+                    return WHILE_PLANNING
             if isinstance(parsed.decision, Infeasible):
                 observed = replace(observed, place=self._planning.place(key), outlook=self._planning.outlook(key))
         else:
@@ -321,8 +324,7 @@ class Controller:
         but never lost.
         """
         job = observed.job
-        unsent: list[Event] = []
-        recheck_s = FORBIDDEN_RECHECK_S
+        unsent, recheck_s = list[Event](), FORBIDDEN_RECHECK_S
         about = self._about(job.key)
         for event in desired.events:
             log.info("%s: %s", event.reason, event.message, extra=about)

@@ -5,6 +5,7 @@ about the queue.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from dljob.job.observed import JobSeen, queued_elsewhere
 
@@ -16,6 +17,19 @@ WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
 while it waits, and if it does not get them."""
 BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
 """Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
+
+FIRST_STATUS_S = 4.0
+"""Seconds after the creation of a job after which it gets a status even if its plan is not made yet.
+
+Most plans take less time, so that the first status of most jobs already has the plan.
+"""
+
+
+def first_status_in_s(job: JobSeen, now: datetime) -> float | None:
+    """Return the seconds until a job without a plan gets its first status, at least 0; None if it has a status."""
+    if job.status.get("conditions"):
+        return None
+    return max(0.0, FIRST_STATUS_S - (now - job.created).total_seconds())
 
 
 def earlier_job_text(objects: str) -> str:

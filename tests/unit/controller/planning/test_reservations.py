@@ -1,13 +1,15 @@
 """Tests that two jobs never get the same devices, and that no job blocks devices that it does not use."""
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from dljob.controller.planning.answers import TURN_ANSWERS, PlanningError
+from dljob.job.waiting import FIRST_STATUS_S
 from dljob.kube import JobKey
-from dljob.kube.kinds import POD, STATEFUL_SET, Kind
+from dljob.kube.kinds import DLJOB, POD, STATEFUL_SET, Kind
 from dljob.scheduling.book import PATIENCE_S
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
@@ -221,6 +223,33 @@ class TestFailures:
             await operator.watch(1.0)
             assert [item["spec"]["replicas"] for item in await cluster.api.find(STATEFUL_SET, "team-a")] == [0]
             assert operator.asked.count(operator.hangs) == 1, "the question is asked once"
+
+        on_two_nodes(body)
+
+    def test_job_has_a_status_within_seconds_even_without_a_plan(self) -> None:
+        """With a loaded planner, 60 new jobs had no status for 20 s."""
+
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            key = operator.hangs = cluster.submit("hanging", **SPEC)
+            body = await cluster.api.get(DLJOB, *key)
+            began_s, created = now_s(), datetime.fromisoformat(body["metadata"]["creationTimestamp"])
+            operator.now = created
+
+            async def until(seconds: float) -> None:
+                while now_s() - began_s < seconds:
+                    await operator.watch(0.5)
+                    operator.now = created + timedelta(seconds=now_s() - began_s)
+
+            await until(FIRST_STATUS_S - 1.0)
+            job = operator.cache.job(key)
+            assert job is not None and not job.status, "most plans take less time, and need no other status"
+            await until(FIRST_STATUS_S + 1.0)
+            assert accepted(operator, key) == ("True", "Accepted") and operator.planned(key) is None
+            job = operator.cache.job(key)
+            assert job is not None and job.status["phase"] == "Pending"
+            await until(FIRST_STATUS_S + 60.0)
+            operator.hangs = None
+            assert operator.asked.count(key) == 1, "the question does not change by the status"
 
         on_two_nodes(body)
 
