@@ -1,9 +1,9 @@
 """Update the cache from watches, and add the jobs that a change affects to the work queue.
 
-kopf watches the DLJobs. Only its handlers ``on.event``, ``on.login`` and ``on.cleanup`` are used. Its index is not used,
-because with one, kopf handles no event before it has indexed all objects, and wakes up the tasks of all objects after
-each of them: a time that grows with the square of the number of jobs. The other handlers write finalizers or
-annotations into users' objects. Reflectors watch the other kinds.
+kopf watches the DLJobs. Only its handlers ``on.event``, ``on.login`` and ``on.cleanup`` are used. With its index, kopf
+would handle no event before it has indexed all jobs, and wake up the tasks of all jobs after each of them, which takes
+a time that grows with the square of the number of jobs. The other handlers write finalizers or annotations into users'
+objects. Reflectors watch the other kinds.
 """
 
 import asyncio

@@ -138,7 +138,7 @@ class Unscheduled:
     scheduler: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodSeen:
     name: str
     uid: str

@@ -42,8 +42,8 @@ from dljob.kube.kinds import (
     Kind,
 )  # fmt: skip
 from dljob.kube.objects import trim
-from dljob.kube.objects.evictions import PodHistory
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
+from dljob.kube.objects.pods.evictions import PodHistory
 from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans

@@ -36,10 +36,11 @@ from dljob.job.observed import (
 from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.job.task.suggestion import SUGGESTION_KEY
-from dljob.kube.objects import looks
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kube.objects.evictions import eviction, memory_killed_at
-from dljob.kube.objects.rejections import created, rejection
+from dljob.kube.objects.compact import compact
+from dljob.kube.objects.pods import looks
+from dljob.kube.objects.pods.evictions import eviction, memory_killed_at
+from dljob.kube.objects.pods.rejections import created, rejection
 from dljob.kueue import DIGEST_ANNOTATION
 from dljob.render import Names
 from dljob.render.gang import DEFAULT_SCHEDULER
@@ -133,7 +134,7 @@ def _controlling_set(body: Body) -> tuple[str, str]:
     owner = controller_of(body)
     if owner is None or owner.get("kind") != "StatefulSet":
         return "", ""
-    return str(owner["name"]), str(owner["uid"])
+    return compact(owner["name"]), compact(owner["uid"])
 
 
 def time(text: str) -> datetime:
@@ -149,8 +150,8 @@ def job(body: Body) -> JobSeen:
         uid=meta["uid"],
         generation=meta.get("generation", 1),
         created=time(meta["creationTimestamp"]),
-        spec={} if problem else spec,
-        status=body.get("status") or {},
+        spec={} if problem else compact(spec),
+        status=compact(body.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
         spec_problem=problem,
@@ -196,8 +197,8 @@ def pod(body: Body) -> PodSeen | LookSeen:
     return PodSeen(
         name=meta["name"],
         uid=meta["uid"],
-        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
-        node=spec.get("nodeName"),
+        group=compact((meta.get("labels") or {}).get(GROUP_LABEL, "")),
+        node=compact(spec.get("nodeName")),
         ready=conditions.get("Ready", {}).get("status") == "True",
         restarts=sum(item.get("restartCount", 0) for item in containers),
         stuck=next((found for item in (*init, *containers) if (found := _stuck(item))), None),
@@ -263,8 +264,7 @@ def _fetching(container: Body) -> Fetching | None:
     Return None if it has succeeded or has not started, and for other init containers. ``PodSeen.stuck`` says why a
     container cannot start.
     """
-    name = container.get("name", "")
-    if name not in _FETCHING:
+    if (name := container.get("name", "")) not in _FETCHING:
         return None
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")

@@ -359,7 +359,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     status = accepted.status
     predicted, times = status.predicted, "no predicted time"
     if predicted.step_seconds > 0:
-        training = f"training {duration(predicted.total_seconds)}" if predicted.total_seconds else "no predicted run time"
+        total_s = predicted.total_seconds
+        training = f"training {duration(total_s)}" if total_s else "no predicted run time"
         times = f"predicted step {duration(predicted.step_seconds)}, {training}"
     if status.structure:
         times = f"{times}, {status.structure}"

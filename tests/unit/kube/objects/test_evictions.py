@@ -4,7 +4,7 @@ from typing import Any
 
 from dljob.kube import Cache
 from dljob.kube.kinds import DLJOB, POD
-from dljob.kube.objects.evictions import MAX_MESSAGE, MAX_PODS
+from dljob.kube.objects.pods.evictions import MAX_MESSAGE, MAX_PODS
 
 JOB = ("ns", "digits")
 MESSAGE = 'Usage of EmptyDir volume "tmp" exceeds the limit "2Gi". '

@@ -19,7 +19,8 @@ from dljob.job.task.suggestion import (
     Suggestion,
     task_digest,
 )
-from dljob.kube.objects import looks, trim
+from dljob.kube.objects import trim
+from dljob.kube.objects.pods import looks
 from dljob.reconcile import reconcile
 from dljob.reconcile.look import MAX_EVICTIONS, REJECTED_RETRY_S
 from dljob.reconcile.parsed import parse_observed

@@ -5,8 +5,8 @@ from typing import Any
 
 from dljob.job.observed import DIGEST_ANNOTATION, LookSeen
 from dljob.job.task.suggestion import FILES, MAX_NBYTES, SUGGESTION_KEY, printable
-from dljob.kube.objects.evictions import eviction
-from dljob.kube.objects.rejections import rejection
+from dljob.kube.objects.pods.evictions import eviction
+from dljob.kube.objects.pods.rejections import rejection
 
 MAX_PROBLEM = 1000
 _STARTING = ("ContainerCreating", "PodInitializing")

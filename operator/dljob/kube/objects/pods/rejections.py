@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dljob.job.observed import Rejection
-from dljob.kube.objects.evictions import MAX_MESSAGE
+from dljob.kube.objects.pods.evictions import MAX_MESSAGE
 
 # pkg/kubelet/kubelet.go (rejectPod) and pkg/kubelet/lifecycle/predicate.go of Kubernetes 1.27 to 1.37.
 _PREFIX = "Pod was rejected: "

@@ -1,0 +1,1 @@
+"""Reduce pods: evictions, rejections by nodes, and pods that look at data."""
