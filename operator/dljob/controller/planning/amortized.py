@@ -1,9 +1,14 @@
 """Values over all jobs, whose computation takes long with thousands of jobs."""
 
-from collections.abc import Callable, Hashable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Generic, TypeVar
 
+from dljob.job.observed import JobSeen
+
+YIELD_EVERY = 20
+"""Number of jobs after which a loop over all jobs lets other tasks run."""
 FACTOR = 20.0
 """Minimum time between two computations, in multiples of the time that the last one took: at most 5 % of a core."""
 
@@ -32,3 +37,29 @@ class Amortized(Generic[T]):
 
     def forget(self) -> None:
         self._known, self._again_s = None, -inf
+
+
+class OfEachJob(Generic[T]):
+    """A value of each job that depends only on its spec and status. It is computed again after each change of these."""
+
+    def __init__(self, make: Callable[[JobSeen], T]) -> None:
+        self._make = make
+        self._known: dict[tuple[str, str], tuple[JobSeen, T]] = {}
+
+    def of(self, job: JobSeen) -> T:
+        known = self._known.get(job.key)
+        if known is None or known[0] is not job:
+            known = self._known[job.key] = job, self._make(job)
+        return known[1]
+
+    def forget_others(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Forget all jobs except those with the given keys."""
+        self._known = {key: self._known[key] for key in keys if key in self._known}
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield all items, and let other tasks run after every ``YIELD_EVERY`` of them."""
+    for i, item in enumerate(list(items), 1):
+        yield item
+        if i % YIELD_EVERY == 0:
+            await asyncio.sleep(0)

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf, isfinite
 
-from dljob.api import DLJobStatus
+from dljob.api import DLJobStatus, Predicted
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
+from dljob.controller.planning.amortized import OfEachJob, in_turns
 from dljob.controller.planning.answers import Decision
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.possible_plans import KnownPlan, PossiblePlans
 from dljob.controller.planning.queueing import Ask, Queue
-from dljob.job.observed import NO_OUTLOOK, Outlook, queued_elsewhere
+from dljob.job.observed import NO_OUTLOOK, JobSeen, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time, start_s
 from dljob.job.waiting import stops
@@ -100,7 +101,7 @@ class Outlooks:
         self._calibration = Calibration()
         """Of the forecasts of waiting jobs in a joint assignment."""
         self._alone: dict[JobKey, _Alone] = {}
-        self._plans = PossiblePlans(clock)
+        self._plans, self._times = PossiblePlans(clock), OfEachJob(_Times.of)
         self._whole: ClusterView | None = None
         """The cluster as if all jobs had ended; None: not computed yet. ``_changes``: how often it has changed."""
         self._changes = 0
@@ -147,7 +148,7 @@ class Outlooks:
         First ask for its plan on the whole cluster. Then ask for plans on parts of the cluster until ``stop`` returns
         True. With the default ``stop``, ask for none on parts. Plans that are known already are not made again.
         """
-        self._look()
+        await self._look()
         if self._knows(key, question, complete=True):
             return
         assert self._whole is not None
@@ -197,7 +198,7 @@ class Outlooks:
         if now_s < self._next_s or (state == self._state and now_s - self._made_s < REPEAT_S):
             return ()
         line = sorted(waiting, key=lambda key: self._queue.job(waiting[key]).place)
-        self._look()
+        await self._look()
         asked = 0
         asking_s = 0.0
 
@@ -238,22 +239,22 @@ class Outlooks:
         self._plans.clear()
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Update ``_whole`` (the cluster as if all jobs had ended) if nodes, pods or reservations have changed."""
         state = self._cache.ledger.version, self._book.version
         if state == self._looked_at:
             return
-        self._looked_at = state
         keys = {job.key for job in self._cache.jobs()}
-        uids = [pod.uid for key in sorted(keys) for pod in self._cache.pods_of(key)]
+        uids = [pod.uid async for key in in_turns(sorted(keys)) for pod in self._cache.pods_of(key)]
         whole = without_reserved(self._cache.ledger.view(uids), self._book.current(ended=keys))
+        self._looked_at = state
         if whole != self._whole:
             self._whole = whole
             self._changes += 1
 
     async def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
         waiters = {key: waiter for key in line if (waiter := self._waiter(key, waiting[key])) is not None}
-        holders, starts_up = self._holders()
+        holders, starts_up = await self._holders()
         queue = self._joint(waiting, starts_up.p50)
         together = {job.key for job in queue.jobs} if queue is not None else set()
         # The thread reads only immutable values. Health checks and completion do not wait for it.
@@ -261,7 +262,7 @@ class Outlooks:
         if waiters.keys() - together:
             found = await asyncio.to_thread(
                 forecast, self._cache.ledger.view(), holders, list(waiters.values()), self._queue.shares,
-                self._recent(waiters), starts_up,
+                await self._recent(waiters), starts_up,
             )  # fmt: skip
         if queue is not None:
             jointly, now_s = await asyncio.to_thread(forecast_jointly, queue), self._clock()
@@ -297,48 +298,68 @@ class Outlooks:
         status = previous(job)
         return Waiter(key, tuple(plan.of(job.spec, status) for plan in known.plans), self._queue.job(question))
 
-    def _recent(self, waiters: Mapping[JobKey, Waiter]) -> list[Recent]:
+    async def _recent(self, waiters: Mapping[JobKey, Waiter]) -> list[Recent]:
         """Return the jobs created within the last ``WINDOW_S``, which are expected to come again.
 
         ``waiters``: the waiting jobs of the simulation, with all their plans. Any other job is returned with only its
         stored plan, and is left out if it has none. Jobs in queues of Kueue are left out, too.
         """
         now, recent = self._now(), []
-        for job in self._cache.jobs():
+        async for job in in_turns(self._cache.jobs()):
             age_s = (now - job.created).total_seconds()
             if not 0 <= age_s < WINDOW_S or queued_elsewhere(job):
                 continue
             if job.key in waiters:
                 recent.append(Recent(age_s, waiters[job.key]))
-            elif (pods := self._pods.known(job.key)) is not None and (plan := previous(job).plan) is not None:
-                begun = KnownPlan(plan.predicted, pods).of(job.spec, DLJobStatus())
+            elif (pods := self._pods.known(job.key)) is not None and (predicted := self._times.of(job).predicted):
+                begun = KnownPlan(predicted, pods).of(job.spec, DLJobStatus())
                 recent.append(Recent(age_s, Waiter(job.key, (begun,), self._queue.recent(job))))
         return recent
 
-    def _holders(self) -> tuple[list[Holder], Interval]:
+    async def _holders(self) -> tuple[list[Holder], Interval]:
         """Return the jobs that hold devices, and the time from new pods to the first step as measured in these jobs."""
-        ledger, holders = self._cache.ledger, []
-        statuses = {job.key: previous(job) for job in self._cache.jobs() if self._queue.holds_devices(job.key)}
-        starts_up = start_up(seconds for each in statuses.values() if (seconds := start_s(each)) is not None)
-        for key, status in statuses.items():
-            job = self._cache.job(key)
-            bound = [pod for each in self._cache.pods_of(key) if (pod := ledger.bound(each.uid)) is not None]
+        ledger, holding = self._cache.ledger, [job for job in self._cache.jobs() if self._queue.holds_devices(job.key)]
+        times = [self._times.of(job) async for job in in_turns(holding)]
+        self._times.forget_others([job.key for job in self._cache.jobs()])
+        starts_up = start_up(each.start_s for each in times if each.start_s is not None)
+        holders = []
+        async for job, found in in_turns(zip(holding, times, strict=True)):
+            bound = [pod for each in self._cache.pods_of(job.key) if (pod := ledger.bound(each.uid)) is not None]
             uses = tuple(
                 Use(pod.node, pod.requests.devices, pod.requests.cpu_m / 1000, pod.requests.memory_nbytes)
                 for pod in bound
             )
-            left = OVER if job is None or stops(job) else _left(status, starts_up)
-            holders.append(Holder(key, left, uses, self._book.reserved(key)))
+            left = OVER if (now := self._cache.job(job.key)) is None or stops(now) else found.left(starts_up)
+            holders.append(Holder(job.key, left, uses, self._book.reserved(job.key)))
         return holders, starts_up
 
 
-def _left(status: DLJobStatus, starts_up: Interval) -> Interval:
-    """Return percentiles of the seconds until a job that holds devices ends.
+@dataclass(frozen=True)
+class _Times:
+    """What forecasts need of a job's status. ``start_s``: measured seconds from new pods to the first step.
 
-    ``starts_up``: time from new pods to the first step, which a job that has trained no step still needs.
+    ``remaining``: seconds of training that are left. ``begun``: False if it has trained no step. ``predicted``: the
+    prediction for its plan. ``start_s`` and ``predicted`` are None without a measurement or plan.
     """
-    left, done = remaining(status), status.progress
-    return left.plus(starts_up) if left is not OVER and (done is None or done.step == 0) else left
+
+    remaining: Interval
+    begun: bool
+    start_s: float | None
+    predicted: Predicted | None
+
+    @staticmethod
+    def of(job: JobSeen) -> "_Times":
+        status = previous(job)
+        done, plan = status.progress, status.plan
+        begun = done is not None and done.step != 0
+        return _Times(remaining(status), begun, start_s(status), plan.predicted if plan is not None else None)
+
+    def left(self, starts_up: Interval) -> Interval:
+        """Return percentiles of the seconds until the job ends and its devices become free.
+
+        ``starts_up``: time from new pods to the first step, which a job that has trained no step still needs.
+        """
+        return self.remaining if self.remaining is OVER or self.begun else self.remaining.plus(starts_up)
 
 
 def _outlook(found: Forecast, now: datetime) -> Outlook:

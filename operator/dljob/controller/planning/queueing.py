@@ -12,7 +12,7 @@ from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
-from dljob.controller.planning.amortized import Amortized
+from dljob.controller.planning.amortized import Amortized, OfEachJob
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
@@ -100,6 +100,7 @@ class Queue:
         """90th percentile of the predicted run time in seconds of each waiting job for which it is known."""
         self._known: dict[JobKey, _Known] = {}
         self._shares = Amortized(self._dominant_shares, clock)
+        self._left_p90_s = OfEachJob(lambda job: remaining_p90_s(previous(job)))
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
         """When the queue was sorted, and the place of each of its jobs, from 1."""
 
@@ -259,11 +260,13 @@ class Queue:
         return found
 
     def _running(self, without: JobKey) -> list[RunningJob]:
-        return [
-            RunningJob(job.key, 0.0 if stops(job) else remaining_p90_s(previous(job)))
+        found = [
+            RunningJob(job.key, 0.0 if stops(job) else self._left_p90_s.of(job))
             for job in self._cache.jobs()
             if job.key != without and self.holds_devices(job.key)
         ]
+        self._left_p90_s.forget_others(each.key for each in found)
+        return found
 
     def _view_after(self, key: JobKey, ended: Collection[RunningJob]) -> ClusterView:
         return self.view_without(key, {each.key for each in ended})

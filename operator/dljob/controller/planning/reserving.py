@@ -1,9 +1,9 @@
 """Keep the book of reservations: what accepted plans need, and what stored objects reserve."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from dljob.controller.planning.amortized import in_turns
 from dljob.controller.planning.answers import Decision, plan_only
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.job.log_fields import log_fields
@@ -13,8 +13,6 @@ from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import Reservation, ReservationBook
-
-YIELD_EVERY = 20
 
 log = logging.getLogger("dljob")
 
@@ -64,10 +62,8 @@ class Reserving:
     async def derive_all(self) -> None:
         """Derive the reservations of all jobs from stored objects, after this operator has become the leader."""
         self._cache.take_touched()
-        for i, job in enumerate(list(self._cache.jobs())):
+        async for job in in_turns(self._cache.jobs()):
             self.derive(job.key)
-            if i % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
 
     def derive(self, key: JobKey) -> None:
         """Update what a job reserves, from its stored objects. If that fails, log it; the job then reserves nothing."""

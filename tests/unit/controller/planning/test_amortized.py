@@ -1,6 +1,10 @@
 """Tests of values over all jobs that are computed again only if that takes little of the time."""
 
-from dljob.controller.planning.amortized import FACTOR, Amortized
+import asyncio
+
+from dljob.controller.planning.amortized import FACTOR, YIELD_EVERY, Amortized, OfEachJob, in_turns
+from dljob.job.observed import JobSeen
+from support.builders import DIGITS, seen
 
 
 class Clock:
@@ -34,3 +38,38 @@ def test_an_expensive_value_takes_a_small_part_of_the_time() -> None:
     before = clock.made
     value.of(0)
     assert clock.made == before + 1
+
+
+def test_value_of_a_job_is_made_once_for_each_change_of_it() -> None:
+    made: list[str] = []
+
+    def make(job: JobSeen) -> str:
+        made.append(job.name)
+        return job.name
+
+    values = OfEachJob(make)
+    first, second = seen(DIGITS).job, seen(DIGITS | {"epochs": 9}).job
+    assert first.key == second.key
+    assert [values.of(job) for job in (first, first, second, second, first)] == [first.name] * 5
+    assert len(made) == 3
+    values.forget_others([("team-a", "unknown")])
+    values.of(first)
+    assert len(made) == 4
+
+
+def test_loop_over_all_jobs_lets_other_tasks_run() -> None:
+    async def main() -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(tick())
+        assert [item async for item in in_turns(range(10 * YIELD_EVERY))] == [*range(10 * YIELD_EVERY)]
+        other.cancel()
+        assert ticks >= 9
+
+    asyncio.run(main())
