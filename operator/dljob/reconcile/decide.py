@@ -15,7 +15,7 @@ from dljob.reconcile.failures import failure_conditions, memory_kills, silent_ag
 from dljob.reconcile.failures.fence import fence, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
-from dljob.reconcile.planning import make_plan, more_memory, node_faults, plan_edits, replan, resize
+from dljob.reconcile.planning import make_plan, more_memory, node_faults, plan_edits, replan, resize, same_pods
 from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
@@ -183,7 +183,7 @@ def _plan(
         if not plan_only:
             gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
         return None if again else parsed.accepted, None
-    decision = more_memory.replacing(parsed.accepted, decision)
+    decision = same_pods.with_running_requests(parsed, more_memory.replacing(parsed.accepted, decision))
     replan.reset_contradiction(parsed, draft, decision)
     node_faults.reset_for_spec(parsed, draft, decision)
     resize.reset_for_spec(parsed, draft, decision)
@@ -249,7 +249,8 @@ def _roll(
     if find(parsed.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
     changed = running is None and (current is None or current.revision != target.revision)
-    if (changed or not in_force(observed, target)) and not quiet(observed):
+    stops = changed or not in_force(observed, target)
+    if stops and not quiet(observed) and not same_pods.run_on(parsed, target, config):
         stop(parsed, draft, now)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
         if current is None and not observed.sets:

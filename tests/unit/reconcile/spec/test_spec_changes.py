@@ -13,7 +13,7 @@ from dljob.api.changes import planned_fields
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.reconcile import needs_view, parse_observed
-from support.builders import DIGITS, Json, after, changed, plan_of, report, settled, without_spec
+from support.builders import DIGITS, Json, after, changed, nodes, plan_of, planned, report, settled, without_spec
 from support.job_lifecycle import DOWN, condition_of, done, gone, nothing_done, status, step, training, verdict
 
 SAVED = {"step": 7, "unix_s": 1.0}
@@ -181,3 +181,54 @@ def test_plan_stores_the_fields_on_which_it_depends() -> None:
     spec = parse_observed(observed).spec
     assert spec is not None
     assert plan_of(observed).spec == planned_fields(spec) == {**DIGITS, "runPolicy": {"backoffLimit": 1}}
+
+
+class TestSamePods:
+    """A change of the spec after which the pods would be the same."""
+
+    SPEC: Json = {**DIGITS, "nodes": {"min": 3, "max": 3}}
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"nodes": {"min": 3, "max": 4}}, {"devices": ["cpu"]}, {"objective": {"minimize": "Energy"}}],
+        ids=str,
+    )
+    def test_they_run_on(self, changes: Json) -> None:
+        """Fixed bug: a larger nodes.max stopped all pods, and started the same ones again."""
+        running = training(self.SPEC)
+        observed = changed(running, **changes)
+        desired = step(observed)
+        assert (desired.scales, desired.deletes) == ((), ())
+        assert verdict(desired, "Running")[0] == "True" and status(desired).phase is Phase.RUNNING
+        stored = after(observed, desired)
+        assert plan_of(stored).spec_digest != plan_of(running).spec_digest
+        assert plan_of(stored).plan == plan_of(running).plan, "the agents see no change"
+        [old], [new] = running.sets, stored.sets
+        assert new.spec_digest == plan_of(stored).revision != old.spec_digest
+        again = step(replace(stored, pods=running.pods, report=running.report))
+        assert (again.scales, again.deletes) == ((), ()) and not needs_view(stored)
+        assert status(again).phase is Phase.RUNNING
+
+    def test_requests_of_running_pods_stay(self) -> None:
+        """The CPUs that a new plan gives to pods depend on what others leave free."""
+        running = training(self.SPEC)
+        busy = nodes({"name": "n", "count": 3, "cpu": 1.7, "memory": "4Gi"})
+        observed = replace(changed(running, nodes={"min": 3, "max": 4}), view=busy)
+        assert planned(observed).cpu_m != plan_of(running).cpu_m
+        desired = step(observed)
+        assert (desired.scales, desired.deletes) == ((), ())
+        assert plan_of(after(observed, desired)).cpu_m == plan_of(running).cpu_m
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"nodes": {"min": 2, "max": 2}},
+            {"resources": {"memory": "3Gi"}},
+            {"scheduling": {"nodeSelector": {"a": "b"}}},
+        ],
+        ids=str,
+    )
+    def test_other_pods_replace_them(self, changes: Json) -> None:
+        view = nodes({"name": "n", "count": 3, "cpu": 4, "memory": "8Gi", "labels": {"a": "b"}})
+        observed = replace(changed(training(self.SPEC), **changes), view=view)
+        assert step(observed).scales == DOWN
