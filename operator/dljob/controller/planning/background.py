@@ -16,14 +16,14 @@ from time import monotonic
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
-from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
+from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.joint import Assigning, Share
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue
-from dljob.controller.planning.reserving import Reserving
+from dljob.controller.planning.reserving import FreeResources, Reserving
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed, Outlook, Preemption
 from dljob.job.plan.first_plans import AwaitsMeasurement, FirstMeasurements
@@ -32,14 +32,13 @@ from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, Growth, QueuePolicy, ReservationBook, without_reserved
+from dljob.scheduling import NO_LIMITS, QueuePolicy, ReservationBook
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Function that plans a job on a view of the cluster, with the measured profiles. Raises PlanningError if it fails."""
 
 TICK_S = 5.0
 """Maximum seconds between two rounds of ``Planning.run``, for example to notice that reservations have expired."""
-
 log = logging.getLogger("dljob")
 
 
@@ -81,7 +80,7 @@ class Planning:
         self._answers: dict[JobKey, Answer] = {}
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
         """For each job whose status says why it has no plan: state, time and decision when the status was written."""
-        self._book, self._growth = ReservationBook(), Growth()
+        self._book = ReservationBook()
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
         self._reserving = Reserving(cache, self._book, clock)
@@ -89,10 +88,9 @@ class Planning:
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         plans, queue = self._reserving.plans, self._assigning.queue
         self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, queue)
-        self._free: tuple[tuple[int, int], ClusterView] | None = None
+        self._free = FreeResources(cache, self._book, self._reserving, metrics, clock)
         self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
-        self._measurements = measurements or FirstMeasurements(clock)
-        self._known_waiting = answers.KnownWaiting(cache, clock)
+        self._measurements, self._known_waiting = measurements or FirstMeasurements(clock), KnownWaiting(cache, clock)
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
         """Return the plan of a job, or why none is possible; None until planning ends, which calls ``requeue``.
@@ -123,20 +121,20 @@ class Planning:
             self._turns.end(key)
             return False
         self._assigning.note(key, parsed)
-        if self._turns.current is not None or self._free is None or parsed.accepted is None or parsed.finished:
+        if self._turns.current is not None or self._free.view is None or parsed.accepted is None or parsed.finished:
             return self._turns.current == key
         now_s, matters = self._clock(), matters_to(parsed)
         if not self._turns.rested(key, now_s):
             return False
         if self._turns.list_waiting(now_s):
-            self._look()
+            self._free.look()
         missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
         if self._assigning.moves(key):
             self._turns.current = key
             return True
         if self._assigning.of(key) is not None and not missing:
             return False  # It grows only as part of an assignment.
-        due = self._turns.due(key, self._growth.count(matters), now_s, missing=missing, pace_s=parsed.pace_s)
+        due = self._turns.due(key, self._free.growth.count(matters), now_s, missing=missing, pace_s=parsed.pace_s)
         if not due or self._asked or self._current is not None or self._others_wait(key, matters):
             return False
         self._turns.current = key
@@ -144,8 +142,8 @@ class Planning:
 
     def _others_wait(self, key: JobKey, matters: Callable[[str], bool]) -> bool:
         """Return True if another job waits for devices for which ``matters`` is True, or will soon be planned again."""
-        assert self._free is not None
-        if self._turns.others_wait_for(device for device in self._free[1].device_types if matters(device)):
+        assert self._free.view is not None
+        if self._turns.others_wait_for(device for device in self._free.view.device_types if matters(device)):
             return True
         return any(
             isinstance(answer.decision, Infeasible) and other != key and not self._stands(other, answer)
@@ -212,11 +210,12 @@ class Planning:
         try:
             self._beat_s = self._clock()
             await self._reserving.derive_all()
-            self._look()
+            self._free.look()
             await self._known_waiting.all_heard()
             while True:
                 self._beat_s = self._clock()
                 self._wakeup.clear()
+                self._free.look(fresh=True)
                 self._queue_waiting()
                 while self._asked:
                     key = min(self._asked, key=self._turn)
@@ -231,7 +230,8 @@ class Planning:
                     async with asyncio.timeout(min(TICK_S, self._measurements.left_s() or TICK_S)):
                         await self._wakeup.wait()
         finally:
-            self._current = self._free = self._beat_s = None
+            self._current = self._beat_s = None
+            self._free.forget()
             self._namespaces = answers.NamespaceTurns()
             for state in (self._asked, self._answers, self._waiting):
                 state.clear()
@@ -260,13 +260,13 @@ class Planning:
         if self._cache.job(key) is None:
             return
         self._current = (key, question)
-        everything, others = self._growth.count(lambda _: True), {**self._waiting_for_devices(), **self._asked}
+        everything, others = self._free.growth.count(lambda _: True), {**self._waiting_for_devices(), **self._asked}
         share = await self._assigning.share(key, question, others, everything, self._ask)
-        self._look()
+        self._free.look(fresh=True)
         # A job in a queue of Kueue asks for quota, not for nodes that are free now.
-        view = self._cache.ledger.empty_view() if question.queued else self._view(key)
+        view = self._cache.ledger.empty_view() if question.queued else self._free.view_for(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
-        growth, began = self._growth.count(matters_to(question)), self._clock()
+        growth, began = self._free.growth.count(matters_to(question)), self._clock()
         limits = NO_LIMITS if question.queued else self._queue.limits_without(key)
         limits_version = self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
@@ -285,9 +285,9 @@ class Planning:
         self._turns.planned(key, growth, self._clock(), question.pace_s)
         # A job that could grow reserves nothing before it has decided to move.
         reserved = self._turns.current != key and self._reserving.reserve(key, question, decision)
-        self._look()
+        self._free.look()
         self._answers[key] = Answer(
-            question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
+            question, decision, error, reserved, self._clock(), self._free.versions(), profiles_version, growth,
             limits_version, limits, behind, self._assigning.of(key),
         )  # fmt: skip
         self._requeue(key)
@@ -307,7 +307,7 @@ class Planning:
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
         waiting = {} if plan_only(question) or question.queued else self._waiting_for_devices()
-        free = self._free[1] if self._free is not None else view
+        free = view if self._free.view is None else self._free.view
         return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask)
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
@@ -347,7 +347,7 @@ class Planning:
             return True
         if answer.profiles_version != self._cache.profiles_version:
             return False
-        self._look()
+        self._free.look()
         if isinstance(answer.decision, AwaitsMeasurement):
             return bool(self._measurements.awaited(answer.decision.devices))
         if isinstance(answer.decision, Infeasible):
@@ -358,10 +358,10 @@ class Planning:
             limit_s = answers.REFRESH_S if answer.behind is None else answers.QUEUED_S
             if age_s >= limit_s or not self._waits_still(answer.behind):
                 return False
-            return answer.growth == self._growth.count(matters_to(answer.question))
+            return answer.growth == self._free.growth.count(matters_to(answer.question))
         same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
-        return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._versions())
+        return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._free.versions())
 
     def _waits_still(self, first: JobKey | None) -> bool:
         """Return True if ``first``, behind which another job waits, has no plan yet, or if it is None (no such job)."""
@@ -376,25 +376,3 @@ class Planning:
         for key, answer in waiting.items():
             if not self._stands(key, answer):
                 self._requeue(key)
-
-    def _versions(self) -> tuple[int, int]:
-        return self._cache.ledger.version, self._book.version
-
-    def _look(self) -> None:
-        """Update reservations and the view of what is free (``_free``), and count how often capacity has grown."""
-        for key in self._cache.take_touched():
-            self._reserving.derive(key)
-        self._book.expire(self._clock())
-        if self._free is None or self._free[0] != self._versions():
-            view = without_reserved(self._cache.ledger.view(), self._book.current())
-            self._free = (self._versions(), view)
-            self._growth.look(view)
-            self._metrics.reserved_pods.set(sum(reservation.nodes for reservation in self._book.current()))
-
-    def _view(self, key: JobKey) -> ClusterView:
-        """Return the nodes with what is free for a job. What its own pods and reservations take counts as free."""
-        assert self._free is not None
-        mine = [pod.uid for pod in self._cache.pods_of(key) if self._cache.ledger.holds(pod.uid)]
-        if not mine and not self._book.holds(key):
-            return self._free[1]
-        return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))

@@ -1,7 +1,7 @@
 """Choose the running job that is planned next to see if it can grow: one job at a time, and no job too often."""
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from math import ceil, inf
 
 from dljob.cluster import ClusterView
 from dljob.job.defaults import site_of
@@ -26,7 +26,9 @@ LOOKS_PER_S = 3.0
 With more than 90 running jobs, the time between two searches for the same job therefore exceeds ``LOOK_AGAIN_S``.
 """
 WAITING_S = 1.0
-"""Minimum seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity."""
+"""Minimum seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity, for
+each ``LISTED`` jobs or part of these: a check looks at all jobs."""
+LISTED = 1000
 
 
 class Turns:
@@ -46,8 +48,9 @@ class Turns:
         self._paces_s: dict[JobKey, float | None] = {}
         """For each job, the deadline with which it was last planned (``ParsedJob.pace_s``)."""
         self._looked_s: dict[JobKey, float] = {}
-        self._waiting: tuple[float, list[Sequence[str]]] = (-inf, [])
-        """When the jobs that wait for capacity were listed, and ``spec.devices`` of each (empty: any device)."""
+        self._waiting: list[Sequence[str]] = []
+        """``spec.devices`` of each job that waited for capacity when they were listed last (empty: any device)."""
+        self._list_again_s = -inf
 
     def rested(self, key: JobKey, now_s: float) -> bool:
         """Return True if the last turn of a job was so long ago that it may have the next one, or if it had none."""
@@ -68,19 +71,20 @@ class Turns:
         return now_s - self._looked_s.get(key, -inf)
 
     def list_waiting(self, now_s: float) -> bool:
-        """Update the list of jobs that wait for capacity, unless it is younger than ``WAITING_S``.
+        """Update the list of jobs that wait for capacity, unless it is too young (``WAITING_S``).
 
         Return True if it was updated. ``others_wait_for`` uses this list.
         """
-        if now_s - self._waiting[0] < WAITING_S:
+        if now_s < self._list_again_s:
             return False
         found = [devices_waited_for(job) for job in self._jobs()]
-        self._waiting = (now_s, [names for names in found if names is not None])
+        self._waiting = [names for names in found if names is not None]
+        self._list_again_s = now_s + WAITING_S * max(1, ceil(len(found) / LISTED))
         return True
 
     def others_wait_for(self, devices: Iterable[str]) -> bool:
         """Return True if a job waits that could use one of these device types, according to the last list."""
-        return any(not names or wanted(device, names) for device in devices for names in self._waiting[1])
+        return any(not names or wanted(device, names) for device in devices for names in self._waiting)
 
     def planned(self, key: JobKey, growth: int, now_s: float, pace_s: float | None = None) -> None:
         """Note that a job was planned now, in its turn or for another reason.

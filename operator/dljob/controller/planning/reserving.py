@@ -1,9 +1,12 @@
-"""Keep the book of reservations: what accepted plans need, and what stored objects reserve."""
+"""Keep the book of reservations (what accepted plans need, and what stored objects reserve), and what is free."""
 
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
 
-from dljob.controller.planning.amortized import in_turns
+from dljob.cluster import ClusterView
+from dljob.controller.metrics import Metrics
+from dljob.controller.planning.amortized import FACTOR, in_turns
 from dljob.controller.planning.answers import Decision, plan_only
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.job.log_fields import log_fields
@@ -12,7 +15,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import Reservation, ReservationBook
+from dljob.scheduling import Growth, Reservation, ReservationBook, without_reserved
 
 log = logging.getLogger("dljob")
 
@@ -95,3 +98,55 @@ class Reserving:
         """Return what the pods of a plan need beyond what the job's pods have already; empty if they have all."""
         placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
         return plan_reservation(pods, observed.job.spec, placed, created=created)
+
+
+class FreeResources:
+    """What is free for new pods on all nodes: neither taken by pods nor reserved. Use it in one event loop only."""
+
+    def __init__(
+        self, cache: Cache, book: ReservationBook, reserving: Reserving, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self._cache, self._book, self._reserving = cache, book, reserving
+        self._metrics, self._clock = metrics, clock
+        self.growth = Growth()
+        """How often capacity has grown."""
+        self._known: tuple[tuple[int, int], ClusterView] | None = None
+        self._again_s = -inf
+
+    @property
+    def view(self) -> ClusterView | None:
+        """Return the nodes with what was free at the last look; None before the first one."""
+        return None if self._known is None else self._known[1]
+
+    def versions(self) -> tuple[int, int]:
+        """Return numbers that change with each change of the nodes, their pods and the reservations."""
+        return self._cache.ledger.version, self._book.version
+
+    def look(self, *, fresh: bool = False) -> None:
+        """Update reservations and ``view``, and count how often capacity has grown.
+
+        ``fresh``: False: the view may be some milliseconds old, so that it takes little of the time even if hundreds of
+        plans and pods change it each second.
+        """
+        for key in self._cache.take_touched():
+            self._reserving.derive(key)
+        self._book.expire(began_s := self._clock())
+        if self._known is not None and (self._known[0] == self.versions() or (began_s < self._again_s and not fresh)):
+            return
+        reserved = self._book.current()
+        view = without_reserved(self._cache.ledger.view(), reserved)
+        self._known = self.versions(), view
+        self.growth.look(view)
+        self._metrics.reserved_pods.set(sum(reservation.nodes for reservation in reserved))
+        self._again_s = began_s + (1 + FACTOR) * (self._clock() - began_s)
+
+    def view_for(self, key: JobKey) -> ClusterView:
+        """Return the nodes with what is free for a job. What its own pods and reservations take counts as free."""
+        assert self._known is not None, "look first"
+        mine = [pod.uid for pod in self._cache.pods_of(key) if self._cache.ledger.holds(pod.uid)]
+        if not mine and not self._book.holds(key):
+            return self._known[1]
+        return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
+
+    def forget(self) -> None:
+        self._known, self._again_s = None, -inf
