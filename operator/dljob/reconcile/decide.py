@@ -83,8 +83,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
     draft.verdicts.extend(plan_edits.verdicts(parsed))
-    parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
-    parsed = memory_kills.counted(parsed, draft, now)
+    recorded = failure_conditions.recorded(parsed, draft, now)
+    parsed = memory_kills.counted(storage_evictions.counted(recorded, draft), draft, now)
+    draft.counts_anew = parsed.accepted is not recorded.accepted
     if parsed.looking is not None:
         return _looking(parsed, parsed.looking, draft, config, now)
     if parsed.spec is None:
@@ -355,7 +356,7 @@ def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: da
 def _finish(
     parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
-    plan_edits.restore(parsed, draft)
+    plan_edits.store(parsed, draft)
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
         if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:

@@ -173,3 +173,24 @@ def test_the_end_of_a_container_is_read_from_its_status(state: str) -> None:
     assert trimmed(body).memory_killed_at == "", "it was asked to stop"  # type: ignore[union-attr]
     container["name"], ended["exitCode"] = "sidecar", 137
     assert trimmed(body).memory_killed_at == ""  # type: ignore[union-attr]
+
+
+def test_a_job_that_is_suspended_meanwhile_is_not_reconciled_without_end() -> None:
+    """Regression: only a plan whose pods start had the record, and so each reconcile asked for another one at once."""
+    observed = changed(reported(replace(training(), view=LARGE)), suspend=True)
+    before = plan_of(observed)
+    observed = replace(after(observed, step(observed)), pods=())
+    for _ in range(2):
+        desired = step(observed)
+        assert desired.requeue_after_s is None and not desired.objects
+        observed = after(observed, desired)
+    observed = changed(observed, suspend=False)
+    assert plan_of(after(observed, step(observed))).memory_nbytes == 2 * before.memory_nbytes, "the end is not lost"
+
+
+def test_an_end_that_makes_the_job_fail_stays_counted() -> None:
+    """Regression: the number of failures became smaller again after the end of the job."""
+    observed = killed(training({**DIGITS, "runPolicy": {"backoffLimit": 0}}))
+    failed = step(observed)
+    assert verdict(failed, "Failed") == ("True", "OutOfMemory") and status(failed).failures == 1
+    assert status(step(after(observed, failed))).failures == 1
