@@ -43,7 +43,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     a back-off. During a back-off (``gang``), a job must not be planned, because its plan would reserve
     capacity.
     """
-    if observed.job.deleting:
+    if observed.job.deleting or names.taken(observed):
         return False
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
