@@ -11,7 +11,7 @@ RECHECK_S = 1.0
 
 
 def taken(observed: Observed) -> bool:
-    """Return True if a job waits until its names are free. It is not planned, because its plan would reserve devices."""
+    """Return True if a job waits until its names are free. Its plan would only reserve devices meanwhile."""
     return bool(_in_the_way(observed, (*observed.leftovers, *observed.being_deleted)))
 
 
