@@ -183,6 +183,7 @@ def _plan(
         draft.requeue_in(make_plan.RETRY_S if decision.transient else 4 * make_plan.RETRY_S)
         if not plan_only:
             gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
+            more_memory.start_without(parsed, draft, decision)
         return None if again else parsed.accepted, None
     decision = more_memory.replacing(parsed.accepted, decision)
     replan.reset_contradiction(parsed, draft, decision)

@@ -188,6 +188,21 @@ def test_a_job_that_is_suspended_meanwhile_is_not_reconciled_without_end() -> No
     assert plan_of(after(observed, step(observed))).memory_nbytes == 2 * before.memory_nbytes, "the end is not lost"
 
 
+def test_a_stopped_job_starts_again_although_no_node_has_more_memory() -> None:
+    """Regression: it could only start with more memory than before, and waited for ever."""
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = changed(reported(replace(observed, view=full)), suspend=True)
+    observed = replace(after(observed, step(observed)), pods=())
+    observed = changed(after(observed, step(observed)), suspend=False)
+    first = step(observed)
+    assert verdict(first, "MemoryExceeded") == ("True", "CannotRaise") and first.requeue_after_s == 0.0
+    observed = after(observed, first)
+    second = step(observed)
+    assert verdict(second, "Planned") == ("True", "Planned") and second.plan is not None
+    assert verdict(second, "MemoryExceeded") == ("True", "CannotRaise")
+
+
 def test_an_end_that_makes_the_job_fail_stays_counted() -> None:
     """Regression: the number of failures became smaller again after the end of the job."""
     observed = killed(training({**DIGITS, "runPolicy": {"backoffLimit": 0}}))
