@@ -127,8 +127,11 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raising", f"{text}. The next plan gives pods more memory"))
     elif record.memory_nbytes > 0 and (shown is None or shown.reason != "CannotRaise"):
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record)))
-    elif shown is not None:
+    elif shown is not None and shown.reason == "CannotRaise":
         draft.verdicts.append(Verdict(CONDITION, TRUE, shown.reason, shown.message))
+    else:  # The status with the reason was not written, or the spec is again as it was then.
+        remedy = "No plan gave pods more memory: lower the batch size, or add nodes with more memory"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "CannotRaise", f"{text}. {remedy}"))
 
 
 def raised(record: FailureRecord) -> str:

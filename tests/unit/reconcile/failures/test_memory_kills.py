@@ -188,6 +188,35 @@ def test_a_job_that_is_suspended_meanwhile_is_not_reconciled_without_end() -> No
     assert plan_of(after(observed, step(observed))).memory_nbytes == 2 * before.memory_nbytes, "the end is not lost"
 
 
+def without_more_memory() -> tuple[Observed, Observed]:
+    """Return a job before and after the operator found that no node has more memory than its pods reached."""
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = reported(replace(observed, view=full))
+    observed = after(observed, step(observed))
+    return observed, after(observed, step(observed))
+
+
+def test_a_status_that_was_not_written_does_not_announce_more_memory_for_ever() -> None:
+    """Regression: the record is stored before the status, which the API server may refuse, or an operator may miss."""
+    before, later = without_more_memory()
+    for status_before in (before.job.status, {}):
+        desired = step(replace(later, job=replace(later.job, status=status_before)))
+        assert verdict(desired, "MemoryExceeded") == ("True", "CannotRaise")
+        assert "ower the batch size" in condition_of(desired, "MemoryExceeded").message
+
+
+def test_a_spec_that_is_changed_back_has_its_condition_again() -> None:
+    """Regression: the condition was True, with the message that no pod has reached its limit."""
+    _, observed = without_more_memory()
+    original = observed.job.spec["epochs"]
+    observed = replaced(changed(observed, epochs=9))
+    observed = after(observed, step(observed))
+    assert verdict(step(observed), "MemoryExceeded") == ("False", "SpecChanged")
+    observed = replaced(changed(observed, epochs=original))
+    assert verdict(step(observed), "MemoryExceeded") == ("True", "CannotRaise")
+
+
 def test_a_stopped_job_starts_again_although_no_node_has_more_memory() -> None:
     """Regression: it could only start with more memory than before, and waited for ever."""
     observed = training()
