@@ -9,7 +9,7 @@ from dlcontract import Failure, RunPhase
 from dljob.job.observed import Observed
 from dljob.kube.objects.trim import pod as trimmed
 from dljob.reconcile import needs_view, parse_observed
-from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, settled
+from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 
 LARGE = nodes({"name": "n", "count": 3, "cpu": 2, "memory": "64Gi"})
@@ -186,6 +186,49 @@ def test_a_job_that_is_suspended_meanwhile_is_not_reconciled_without_end() -> No
         observed = after(observed, desired)
     observed = changed(observed, suspend=False)
     assert plan_of(after(observed, step(observed))).memory_nbytes == 2 * before.memory_nbytes, "the end is not lost"
+
+
+def all_killed(observed: Observed, minute: int = 0, most: int = 99) -> Observed:
+    """Return the job after the containers of its first ``most`` pods ended, a second after each other."""
+    at = [f"2026-03-01T12:{minute:02}:{second % 20:02}Z" for second in range(len(observed.pods))]
+    pods = [replace(pod, memory_killed_at=at[i]) if i < most else pod for i, pod in enumerate(observed.pods)]
+    return replace(observed, pods=tuple(pods))
+
+
+def test_pods_that_end_together_count_once() -> None:
+    """Regression: all pods of a job reach their limit in the same step, which exceeded the backoff limit at once."""
+    observed = replace(training({**DIGITS, "runPolicy": {"backoffLimit": 2}}), view=LARGE)
+    for most in (1, 2, 3):  # The kubelets report at different times.
+        desired = step(all_killed(observed, most=most))
+        assert status(desired).failures == 1 and verdict(desired, "MemoryExceeded") == ("True", "Raising")
+        observed = after(all_killed(observed, most=most), desired)
+    again = step(all_killed(observed, minute=1))
+    assert status(again).failures == 2, "the next attempt counts again, even if it ends soon"
+    observed = after(all_killed(observed, minute=1), again)
+    assert verdict(step(all_killed(observed, minute=2)), "Failed") == ("True", "OutOfMemory")
+
+
+@pytest.mark.parametrize("hour", [11, 12])
+def test_more_ends_than_the_record_has_room_for_do_not_change_it_again_and_again(hour: int) -> None:
+    """Regression: the ends that the record had dropped were counted anew in each reconcile."""
+    many = nodes({"name": "n", "count": 40, "cpu": 2, "memory": "64Gi"})
+    spec = {**DIGITS, "nodes": {"min": 40, "max": 40}, "resources": {"memory": "1Gi"}}
+    spec["runPolicy"] = {"backoffLimit": 9}
+    observed = all_killed(settled(after(seen(spec, view=many), step(seen(spec, view=many)))))
+    if hour == 11:  # Under an earlier release.
+        pods = [replace(pod, memory_killed_at=pod.memory_killed_at.replace("T12", "T11")) for pod in observed.pods]
+        observed = replace(observed, pods=tuple(pods))
+    assert len(observed.pods) == 40
+    observed = after(observed, first := step(observed))
+    counted = plan_of(observed).failures
+    observed = after(observed, step(observed))
+    assert plan_of(observed).failures == counted and status(first).failures == (1 if hour == 12 else 0)
+    again = all_killed(observed, minute=1, most=1).pods[:1]
+    observed = replace(observed, pods=(*again, *observed.pods[1:]))
+    observed = after(observed, second := step(observed))
+    counted = plan_of(observed).failures
+    observed = after(observed, step(observed))
+    assert plan_of(observed).failures == counted and status(second).failures == (2 if hour == 12 else 1)
 
 
 def without_more_memory() -> tuple[Observed, Observed]:
