@@ -4,7 +4,8 @@ kopf processes the events of each object in a task of its own. If one of these t
 itself neither ends nor says so.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,15 @@ class UnprocessedEvents:
     All times are monotonic, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Iterable[str] = ()) -> None:
+        """``namespaces``: those of which kopf lists DLJobs; empty: it lists all at once."""
         self._events: dict[str, Unprocessed] = {}
+        self._unlisted: set[str | None] = {*namespaces} or {None}
+        """Namespaces (None: all) of which kopf has not received a whole list yet."""
+        self._first = set[str]()
+        """Uids in the first list of each namespace whose events have not been processed yet."""
+        self.first_processed = asyncio.Event()
+        """Set when the events of all objects in the first lists have been processed."""
         self._processed_s = 0.0
         """Time at which an event was processed last."""
         self._received_s = 0.0
@@ -47,10 +55,23 @@ class UnprocessedEvents:
         else:
             self._events[uid] = Unprocessed(meta.get("namespace") or "", name, uid, version, now_s)
 
+    def listed(self, namespace: str | None, uids: Collection[str]) -> None:
+        """Note that kopf has received a whole list of a namespace (None: of all), with objects of these uids."""
+        if namespace in self._unlisted:
+            self._unlisted.discard(namespace)
+            self._first.update(uids)
+            self._look()
+
+    def _look(self) -> None:
+        if not self._unlisted and not self._first:
+            self.first_processed.set()
+
     def processed(self, body: Mapping[str, Any], now_s: float) -> None:
         """Note that the event with the object ``body`` has been processed."""
         self._processed_s = now_s
         meta = body["metadata"]
+        self._first.discard(meta["uid"])
+        self._look()
         found = self._events.get(meta["uid"])
         if found is None:
             return
@@ -76,4 +97,6 @@ class UnprocessedEvents:
         found = sorted(found, key=lambda each: each.since_s)[:most]
         for each in found:
             del self._events[each.uid]
+            self._first.discard(each.uid)
+        self._look()
         return found

@@ -121,8 +121,7 @@ class Watches:
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
-        self._silence_s = silence_s
-        self._events = UnprocessedEvents()
+        self._silence_s, self._events = silence_s, UnprocessedEvents(namespaces)
         self._rereader = Rereader(cache, api, self._put, self._changed)
         self.session = session(
             bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received)
@@ -170,16 +169,18 @@ class Watches:
         await run_until_one_ends({**watches, "check of DLJobs": self._check_jobs()})
 
     async def synced(self) -> None:
-        """Wait until all objects that existed at the start are in the cache, except DLJobs.
+        """Wait until all objects that existed at the start are in the cache.
 
-        A job could otherwise be reconciled before its pods are known.
+        A job could otherwise be reconciled before its pods are known, or planned before jobs with older claims are.
         """
         for reflector in self._reflectors:
             await reflector.synced.wait()
+        await self._events.first_processed.wait()
 
     def unsynced(self) -> str | None:
-        """Return the kinds, except DLJobs, whose existing objects are not all in the cache yet; None if all are."""
+        """Return the kinds whose existing objects are not all in the cache yet; None if all are."""
         names = sorted(reflector.name for reflector in self._reflectors if not reflector.synced.is_set())
+        names += [] if self._events.first_processed.is_set() else [DLJOB.plural]
         return ", ".join(names) or None
 
     def dead(self, others: Iterable[Reflector] = ()) -> str | None:
@@ -320,6 +321,7 @@ class Watches:
         They were deleted while no watch ran. ``namespace``: namespace of the list; None: all. ``uids``: uids of the
         listed jobs. ``version``: resourceVersion of the list. Cached jobs with a newer version stay; None: all stay.
         """
+        self._events.listed(namespace, uids := set(uids))
         for key in self._cache.prune(DLJOB, uids, version, namespace):
             self._queue.add(key)
 

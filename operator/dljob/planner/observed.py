@@ -156,13 +156,14 @@ def with_assumed_memory(request: Request, decision: Decision, view: ClusterView)
     decision = replace(decision, structure=request.structure, missing=())
     if request.memory_per_pod_nbytes is not None:
         return decision
-    least = 0
+    least, most = 0, 2**63
     for group in decision.chosen.groups:
         free = sorted((node.free_memory_nbytes for node in view.nodes if node.device == group.device), reverse=True)
         each = ASSUMED_GPU_NBYTES if group.is_gpu else ASSUMED_NBYTES
-        room = int(MAX_NODE_SHARE * min(free[: group.nodes], default=0))
-        least = max(least, min(AGENT_NBYTES + group.ranks_per_node * each, room))
-    choice = _with_host_memory(decision.chosen, least)
+        room = min(free[: group.nodes], default=0)
+        least = max(least, min(AGENT_NBYTES + group.ranks_per_node * each, int(MAX_NODE_SHARE * room)))
+        most = min(most, room)  # All pods request the same memory.
+    choice = _with_host_memory(decision.chosen, min(least, most))
     candidates = tuple(choice if each == decision.chosen else each for each in decision.candidates)
     trade_offs = tuple(choice if each == decision.chosen else each for each in decision.trade_offs)
     return replace(decision, chosen=choice, candidates=candidates, trade_offs=trade_offs)

@@ -64,7 +64,9 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
     shares = _shares(request, [choice for _, choice in parts])
     if isinstance(shares, Infeasible):
         return shares
-    memory_nbytes = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
+    assumed = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
+    # All pods request the same memory, which must be free on the nodes of each group.
+    memory_nbytes = min(assumed, *(min(pool.memory_nbytes[: choice.nodes]) for pool, choice in parts))
     names = group_names([pool.device for pool, _ in parts])
     groups = tuple(
         Group(

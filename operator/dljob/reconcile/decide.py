@@ -43,7 +43,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     a back-off. During a back-off (``gang``), a job must not be planned, because its plan would reserve
     capacity.
     """
-    if observed.job.deleting:
+    if observed.job.deleting or names.taken(observed):
         return False
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
@@ -83,8 +83,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
     draft.verdicts.extend(plan_edits.verdicts(parsed))
-    parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
-    parsed = memory_kills.counted(parsed, draft, now)
+    recorded = failure_conditions.recorded(parsed, draft, now)
+    parsed = memory_kills.counted(storage_evictions.counted(recorded, draft), draft, now)
+    draft.counts_anew = parsed.accepted is not recorded.accepted
     if parsed.looking is not None:
         return _looking(parsed, parsed.looking, draft, config, now)
     if parsed.spec is None:
@@ -182,6 +183,7 @@ def _plan(
         draft.requeue_in(make_plan.RETRY_S if decision.transient else 4 * make_plan.RETRY_S)
         if not plan_only:
             gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
+            more_memory.start_without(parsed, draft, decision)
         return None if again else parsed.accepted, None
     decision = same_pods.with_running_requests(parsed, more_memory.replacing(parsed.accepted, decision))
     replan.reset_contradiction(parsed, draft, decision)
@@ -356,7 +358,7 @@ def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: da
 def _finish(
     parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
-    plan_edits.restore(parsed, draft)
+    plan_edits.store(parsed, draft)
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
         if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:

@@ -124,6 +124,8 @@ class Draft:
     """Number of pods that should run now."""
     events: list[Event] = field(default_factory=list)
     """Events that are not about a change of a condition."""
+    counts_anew: bool = False
+    """True if evictions or ends of pods were counted that the stored plan does not record yet."""
     start_timeouts: int | None = None
     """New value of ``status.startTimeouts``; None: it does not change."""
     preemptions: int | None = None

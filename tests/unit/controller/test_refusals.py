@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, RunPhase
-from dljob.job.observed import Observed
+from dljob.job.observed import JOB_LABEL, Observed
 from dljob.kube import ApiError, JobKey, pki
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, PROFILE, STATEFUL_SET, Kind
 from dljob.reconcile import Desired, WorkloadChange
@@ -261,3 +261,22 @@ class TestSecret:
             assert replicas(cluster, key) == [2]
 
         on_two_nodes(body)
+
+
+def test_a_job_without_its_names_reserves_no_devices() -> None:
+    """Regression: it was planned once a minute, and others waited for the devices of this plan."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        meta: Json = {"namespace": "team-a", "name": "waits-plan", "labels": {JOB_LABEL: "waits"}}
+        await cluster.api.create(CONFIG_MAP, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {}})
+        waits = cluster.submit("waits", **SPEC)
+        await operator.watch()
+        assert operator.condition(waits, "PodsReady") == ("False", "NamesTaken")
+        other = cluster.submit("other", **SPEC)
+        await operator.watch()
+        assert operator.condition(other, "Planned") == ("True", "Planned"), operator.message(other, "Planned")
+        await cluster.api.delete(CONFIG_MAP, "team-a", "waits-plan")
+        await operator.watch()
+        assert operator.condition(waits, "Planned") == ("False", "DeviceBusy")
+
+    on_two_nodes(body)

@@ -169,6 +169,30 @@ class TestMainMemoryOfGPUNodes:
         found = decided(asked, ClusterView(self.with_free(40, 40)))
         assert all(each.prediction.host_memory_nbytes <= 40 * 2**30 for each in found.candidates)
 
+    def test_pods_of_mixed_groups_fit_on_the_nodes_of_each_group(self) -> None:
+        """Regression: all pods request the memory of the largest one, which nodes of another group may lack."""
+        big = replace(GPUS[0], devices=8, free_devices=8, free_memory_nbytes=64 * 2**30)
+        small = [Node(f"t{i}", "Tesla-T4", 1, 1, 8, 8, 6 * 2**30, is_gpu=True) for i in range(4)]
+        asked = replace(RESNET, global_batch=2048, total_steps=100_000)
+        found = decided(asked, ClusterView((big, *small)))
+        for choice in found.candidates:
+            free = min(6 if "T4" in group.device else 64 for group in choice.groups)
+            assert choice.prediction.host_memory_nbytes <= free * 2**30, choice.summary
+        reason = "as those on NVIDIA-A100-SXM4-40GB need, but 6 GiB are free on Tesla-T4"
+        assert any(reason in refusal.reason for refusal in found.refusals)
+        fixed = replace(asked, fixed=(FixedChoice("a100", 1, 8), FixedChoice("t4", 2, 1)))
+        assert wrong(fixed, (big, *small)).reason == "DoesNotFit"
+        assert decided(replace(fixed, memory_per_pod_nbytes=4 * 2**30), ClusterView((big, *small)))
+
+    def test_pods_of_mixed_groups_fit_on_cpu_nodes(self) -> None:
+        fast = Node("f", "fast", cpu=16, free_cpu=16, free_memory_nbytes=64 * 2**30)
+        slow = [Node(f"s{i}", "slow", cpu=4, free_cpu=4, free_memory_nbytes=3 * 2**30) for i in range(3)]
+        asked = replace(RESNET, model="digits-cnn", dataset="digits", global_batch=4096)
+        found = decided(asked, ClusterView((fast, *slow)))
+        for choice in found.candidates:
+            free = min(3 if group.device == "slow" else 64 for group in choice.groups)
+            assert choice.prediction.host_memory_nbytes <= free * 2**30, choice.summary
+
     @staticmethod
     def with_free(*gibibytes: int) -> tuple[Node, ...]:
         return tuple(replace(node, free_memory_nbytes=n * 2**30) for node, n in zip(GPUS, gibibytes, strict=True))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.cluster import ClusterView
-from dljob.planner import FixedChoice, Learned, LearnedPoint, Request
+from dljob.cluster import ClusterView, Node
+from dljob.planner import Decision, FixedChoice, Learned, LearnedPoint, Request, plan
 from support.planner_questions import A100, RESNET, decided, view
 
 SCRIPT = Request(
@@ -87,3 +87,14 @@ def test_more_cpus_never_cost_time_or_the_part_of_another_gpu(
     for group in chosen.groups:
         assert group.cpu_per_pod <= node.nodes[0].free_cpu
         assert group.cores <= max(1.0, cpu / devices)
+
+
+@pytest.mark.parametrize("gibibytes", [4, 5, 8])
+def test_pods_with_loaders_fit_on_cpu_nodes(gibibytes: int) -> None:
+    """Regression: pods request memory for data-loading processes, which nobody compared with what nodes have."""
+    node = Node("c", "cpu", cpu=16, free_cpu=16, free_memory_nbytes=gibibytes * 2**30)
+    nodes = tuple(replace(node, name=f"c{i}") for i in range(2))
+    found = plan(replace(SCRIPT, global_batch=32, sample_nbytes=600_000), ClusterView(nodes), {})
+    candidates = found.candidates if isinstance(found, Decision) else ()
+    assert all(each.prediction.host_memory_nbytes <= gibibytes * 2**30 for each in candidates)
+    assert candidates or "with their data-loading processes, but 4 GiB are free on cpu" in str(found)

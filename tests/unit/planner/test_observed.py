@@ -221,3 +221,15 @@ def test_layers_have_all_parameters() -> None:
     for parameters in (1, 2, 3, 1000, 10**15):
         layers = observed(replace(SEEN, parameters=parameters, work=works)).layers
         assert sum(layer.parameters for layer in layers) == parameters
+
+
+def test_assumed_memory_is_free_on_the_nodes_of_each_group() -> None:
+    """Regression: all pods request the assumed memory of the largest one, which nodes of another group may lack."""
+    nodes = view(
+        {"device": "large", "count": 1, "cpu": 16, "memory": "64Gi"},
+        {"device": "small", "count": 1, "cpu": 4, "memory": "3Gi"},
+    )
+    places = (FixedChoice("large", 1, 8, 8), FixedChoice("small", 1, 1, 8))
+    asked = replace(SCRIPT, nodes_min=1, fixed=places, global_batch=72, total_steps=100, missing=("model",))
+    found = decided(asked, nodes, known(device="large"))
+    assert found.chosen.prediction.host_memory_nbytes <= 3 * 2**30

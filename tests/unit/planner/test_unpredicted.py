@@ -107,3 +107,13 @@ def test_groups_with_different_names_of_a_device_take_different_nodes() -> None:
     both = (FixedChoice(A100, 1, 4), FixedChoice("a100", 2, 4))
     assert rejected(replace(NOTHING, fixed=both), GPUS).reason == "TooFewNodes"
     assert shape(decided(replace(NOTHING, fixed=(both[0], FixedChoice("a100", 1, 4))), GPUS)) == 2 * [(A100, 1, 4)]
+
+
+def test_pods_of_fixed_groups_fit_on_the_nodes_of_each_group() -> None:
+    """Regression: all pods request the assumed memory of the largest one, which nodes of another group may lack."""
+    small = view(
+        {"device": A100, "count": 1, "devices": 8, "cpu": 64, "memory": "512Gi"},
+        {"device": T4, "count": 2, "devices": 1, "cpu": 8, "memory": "8Gi"},
+    )
+    found = decided(replace(NOTHING, fixed=(FixedChoice(A100, 1, 8), FixedChoice(T4, 2, 1))), small)
+    assert found.chosen.prediction.host_memory_nbytes <= 8 * 2**30

@@ -89,6 +89,9 @@ class FailureRecord(FailureAllowance):
         tuple[Annotated[str, Field(max_length=160)], ...],
         Field(max_length=MAX_EVICTED, description="UIDs of the pods that were ended last, with the time of the end."),
     ] = ()
+    killed_at: Annotated[
+        str, Field(max_length=64, description="Time of the first end of a pod that was counted last, in one attempt.")
+    ] = ""
     memory_kill: Annotated[
         str, Field(max_length=2048, description="Description of the last such end of ranks or of a pod, for messages.")
     ] = ""

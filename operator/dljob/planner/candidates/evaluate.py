@@ -23,7 +23,7 @@ from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.node_layout import Layout, cores_text
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of
-from dljob.planner.candidates.shard_space import largest_share, too_little_space
+from dljob.planner.candidates.shard_space import largest_share, too_little_memory, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.storage import Storage
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
@@ -172,6 +172,10 @@ def evaluate(
     shares = shares_with(chosen)
     if shares is None:
         return _does_not_fit(parts, request, workload)
+    held = held_by(parts, workload)
+    pods = [(p.option, p.nodes, _pod_nbytes(p, s, held)) for p, s in zip(parts, shares, strict=True)]
+    if (too_little := too_little_memory(pods, request)) is not None:
+        return Refusal(describe(parts), too_little)
     link, link_spread = link_of(chosen, nodes, request.backend)
     at_work = [(p, max(s)) for p, s in zip(parts, shares, strict=True) if max(s)]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
@@ -246,12 +250,7 @@ def evaluate(
         ),
         collective=collective,
         prediction=_prediction(
-            parts,
-            shares,
-            timing,
-            request,
-            held_by(parts, workload),
-            _bottleneck(timing, slowest, share, collective, link, measured),
+            parts, shares, timing, request, held, _bottleneck(timing, slowest, share, collective, link, measured)
         ),
         strategy="Optimizer" if sharded else "Data",
         micro_batches=micro_batches,
@@ -313,6 +312,10 @@ def _how(collective: CollectiveName, request: Request, is_gpu: bool) -> str:
     return f"{collective}{within[request.synchronization]}"
 
 
+def _pod_nbytes(part: Part, shares: Sequence[int], held: Workload) -> int:
+    return part.option.pod_nbytes(held, ceil(max(shares) / part.option.micro_batches))
+
+
 def _prediction(
     parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
 ) -> Prediction:
@@ -344,7 +347,7 @@ def _prediction(
         bottleneck=bottleneck,
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         basis=basis_of([p.option for p in parts]),
-        host_memory_nbytes=max(p.option.pod_nbytes(workload, b) for p, b in held),
+        host_memory_nbytes=max(_pod_nbytes(p, s, workload) for p, s in zip(parts, shares, strict=True)),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),

@@ -1,8 +1,12 @@
-"""Limits of local batch sizes by the space for shards of the data on each node (``dataset.distribution: Sharded``)."""
+"""Limits of candidates by the space on each node: for shards of the data, and for pods of groups on unequal nodes.
+
+Nodes have shards of the data with ``dataset.distribution: Sharded``.
+"""
 
 from collections.abc import Sequence
 
 from dljob.planner.candidates.batch_split import even
+from dljob.planner.candidates.node_layout import Layout, nodes_with_room
 from dljob.planner.candidates.options import Option
 from dljob.planner.types import Request
 from dljob.planner.types.storage import Storage
@@ -38,3 +42,24 @@ def too_little_space(parts: Sequence[tuple[int, int, int | None]], request: Requ
         f"does not fit: the shards of a node need {gibibytes(max(needed))}, but it has "
         f"{gibibytes(storage.shard_room_nbytes)} (dataset.size, less a tenth for other data)"
     )
+
+
+def too_little_memory(groups: Sequence[tuple[Option, int, int]], request: Request) -> str | None:
+    """Return a text that says that the pods of some groups do not fit on their nodes; None if all fit.
+
+    All pods of a plan request the memory of the largest one. ``groups``: (option, number of nodes, main memory in bytes
+    that a pod needs) of each group of nodes.
+    """
+    if request.memory_per_pod_nbytes is not None:
+        return None
+    largest, _, needed = max(groups, key=lambda group: group[2])
+    for option, nodes, _ in groups:
+        layout = Layout(option.ranks_per_node, option.cores, option.machine_nodes)
+        free = sorted(nodes_with_room(option.pool, layout, request), reverse=True)[:nodes]
+        if free and needed > free[-1]:
+            why = f"as those on {largest.label} need" if option is not largest else "with their data-loading processes"
+            return (
+                f"does not fit: all pods request {gibibytes(needed)} of main memory, {why}, but "
+                f"{gibibytes(free[-1])} are free on {option.label}"
+            )
+    return None

@@ -10,6 +10,11 @@ RECHECK_S = 1.0
 """Seconds after which a job is reconciled again that waits for its names."""
 
 
+def taken(observed: Observed) -> bool:
+    """Return True if a job waits until its names are free. Its plan would only reserve devices meanwhile."""
+    return bool(_in_the_way(observed, (*observed.leftovers, *observed.being_deleted)))
+
+
 def wait(parsed: ParsedJob, draft: Draft) -> bool:
     """Return True if a job waits until its names are free, and add the condition PodsReady that says so.
 

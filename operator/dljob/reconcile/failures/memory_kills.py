@@ -6,7 +6,6 @@ counts. The operator therefore counts such ends like failures of the training sc
 pods more memory, unless the spec sets it.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
@@ -24,6 +23,8 @@ CONDITION = "MemoryExceeded"
 RECENT_S = 600.0
 """Seconds for which the end of a pod can be counted. A job that has recovered from an earlier one must not restart when
 this release of the operator sees it for the first time."""
+TOGETHER_S = 30.0
+"""Seconds within which the ends of several pods count as one: ranks of one step need the same memory."""
 KILLED = 128 + 9
 """Exit code of a rank that SIGKILL ended. A rank that reports by itself that a GPU lacks memory has another one."""
 
@@ -38,13 +39,16 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     if accepted is None or parsed.spec is None:
         return parsed
     record = known = accepted.failures or FailureRecord()
-    for pod, key in _of_pods(parsed, record):
-        record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
-        if not _is_recent(pod.memory_killed_at, now):
+    for pod, key in _of_pods(parsed, now):
+        counts = not _is_together(pod, record, accepted)
+        if key in record.killed or not (counts or _has_room(record, pod.memory_killed_at)):
             continue
+        record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
         text = f"pod {pod.name} ended, because it reached its memory limit"
-        record = _with(record, accepted, text)
-        record = record.model_copy(update={"pod_kills": record.pod_kills + 1})
+        if counts:
+            record = _with(record, accepted, text)
+            more = {"pod_kills": record.pod_kills + 1, "killed_at": pod.memory_killed_at[:64]}
+            record = record.model_copy(update=more)
         draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({_amount(parsed, accepted)})"[:MAX_MESSAGE]))
     if (report := parsed.report) is not None and report.plan_number == accepted.plan.number:
         record = _of_ranks(report, accepted, record)
@@ -54,16 +58,39 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     return parsed if record == known else replace(parsed, accepted=accepted.with_failures(record))
 
 
-def _of_pods(parsed: ParsedJob, record: FailureRecord) -> Iterator[tuple[PodSeen, str]]:
-    """Yield each pod that ended at its limit and was not seen before, with its key for ``FailureRecord.killed``.
+def _of_pods(parsed: ParsedJob, now: datetime) -> list[tuple[PodSeen, str]]:
+    """Return the pods that ended at their limit lately, the first one first, with keys for ``FailureRecord.killed``.
 
     A pod that stops is left out: the kubelet ends it with SIGKILL if it takes too long, and also gives this reason if
     the kernel ended a rank in it before.
     """
-    for pod in parsed.observed.pods:
-        key = f"{pod.uid}/{pod.memory_killed_at}"
-        if pod.memory_killed_at and not pod.deleting and key not in record.killed:
-            yield pod, key
+    found = [pod for pod in parsed.observed.pods if pod.memory_killed_at and not pod.deleting]
+    recent = [pod for pod in found if _is_recent(pod.memory_killed_at, now)]
+    return [(pod, f"{pod.uid}/{pod.memory_killed_at}") for pod in sorted(recent, key=lambda pod: pod.memory_killed_at)]
+
+
+def _is_together(pod: PodSeen, record: FailureRecord, accepted: StoredPlan) -> bool:
+    """Return True if the end of a pod belongs to the end of another pod that was counted last, in the same attempt."""
+    if not record.killed_at or record.memory_digest != accepted.spec_digest:
+        return False
+    try:
+        first, at = (datetime.fromisoformat(text) for text in (record.killed_at, pod.memory_killed_at))
+        if (at - first).total_seconds() >= TOGETHER_S:
+            return False
+    except (ValueError, TypeError):
+        return False
+    # Times of one format are in the order of their texts.
+    again = (key.rpartition("/") for key in record.killed)
+    return not any(uid == pod.uid and record.killed_at <= seen < pod.memory_killed_at for uid, _, seen in again)
+
+
+def _has_room(record: FailureRecord, killed_at: str) -> bool:
+    """Return True if an end that does not count by itself can be recorded, so that its event is posted only once.
+
+    The record has a limited length. It has no room for ends before the one that was counted last.
+    """
+    recorded = sum(key.rpartition("/")[2] >= record.killed_at for key in record.killed)
+    return killed_at >= record.killed_at and recorded < MAX_EVICTED
 
 
 def _is_recent(killed_at: str, now: datetime) -> bool:
@@ -127,8 +154,11 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raising", f"{text}. The next plan gives pods more memory"))
     elif record.memory_nbytes > 0 and (shown is None or shown.reason != "CannotRaise"):
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record)))
-    elif shown is not None:
+    elif shown is not None and shown.reason == "CannotRaise":
         draft.verdicts.append(Verdict(CONDITION, TRUE, shown.reason, shown.message))
+    else:  # The status with the reason was not written, or the spec is again as it was then.
+        remedy = "No plan gave pods more memory: lower the batch size, or add nodes with more memory"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "CannotRaise", f"{text}. {remedy}"))
 
 
 def raised(record: FailureRecord) -> str:

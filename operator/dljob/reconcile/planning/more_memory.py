@@ -9,8 +9,11 @@ from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.memory_kills import CONDITION
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan
-from dljob.render import RenderConfig
+from dljob.render import RenderConfig, plan_config_map
 from dljob.status import TRUE, Verdict
+
+_OTHER_CAUSES = {"NodesLeftOut", "Queued", "MakingRoom"}
+"""Reasons of ``Infeasible`` that are not about memory. Nodes with too little free memory count as busy."""
 
 
 def undecided(parsed: ParsedJob) -> bool:
@@ -34,19 +37,39 @@ def raise_memory(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> Store
         return None
     record, found = accepted.failures, make_plan.decide(parsed, config)
     if isinstance(found, Infeasible) or found.new_nodes or found.memory_nbytes <= accepted.memory_nbytes:
-        why = f"{found.field}: {found.message}" if isinstance(found, Infeasible) else "no node has more free memory"
-        text = (
-            f"{record.memory_kill} ({gibibytes(accepted.memory_nbytes)}), and no plan gives pods at least "
-            f"{gibibytes(parsed.memory_to_try[-1])}: {why}. Lower the batch size, or add nodes with more memory"
-        )
-        _replace(draft, Verdict(CONDITION, TRUE, "CannotRaise", text))
-        return accepted.with_failures(_answered(record))
+        return _kept(parsed, draft, accepted, record, found)
     text = (
         f"{record.memory_kill} ({gibibytes(accepted.memory_nbytes)}); pods stop, and start again with "
         f"{gibibytes(found.memory_nbytes)}"
     )
     _replace(draft, Verdict(CONDITION, TRUE, "Raising", text))
     return replacing(accepted, found)
+
+
+def start_without(parsed: ParsedJob, draft: Draft, found: Infeasible) -> None:
+    """Let a job without pods, for which no plan with more memory is possible, be planned again with its present memory.
+
+    Do nothing if it needs no more memory, or if ``found`` has another cause.
+    """
+    accepted = parsed.accepted
+    if accepted is None or accepted.failures is None or not undecided(parsed) or found.reason in _OTHER_CAUSES:
+        return
+    kept = _kept(parsed, draft, accepted, accepted.failures, found)
+    draft.objects.append(plan_config_map(parsed.observed.job, kept))
+    draft.requeue_in(0.0)
+
+
+def _kept(
+    parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: FailureRecord, found: StoredPlan | Infeasible
+) -> StoredPlan:
+    """Return the present plan with a record that the operator has looked for more memory. Add MemoryExceeded."""
+    why = f"{found.field}: {found.message}" if isinstance(found, Infeasible) else "no node has more free memory"
+    text = (
+        f"{record.memory_kill} ({gibibytes(accepted.memory_nbytes)}), and no plan gives pods at least "
+        f"{gibibytes(parsed.memory_to_try[-1])}: {why}. Lower the batch size, or add nodes with more memory"
+    )
+    _replace(draft, Verdict(CONDITION, TRUE, "CannotRaise", text))
+    return accepted.with_failures(_answered(record))
 
 
 def replacing(accepted: StoredPlan | None, found: StoredPlan) -> StoredPlan:

@@ -33,10 +33,14 @@ def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:
         yield Verdict(CONDITION, FALSE, "PlanRestored", f"ConfigMap {name} has the operator's plan again")
 
 
-def restore(parsed: ParsedJob, draft: Draft) -> None:
-    """Store the operator's own plan again if somebody has edited it, unless the draft contains a plan already."""
+def store(parsed: ParsedJob, draft: Draft) -> None:
+    """Store the operator's own plan again if somebody has edited it, or if its record of failures has new entries.
+
+    Do nothing if the draft contains a plan already. Without the new record, a job that stops, waits or ends would count
+    the same ends of pods in each reconcile.
+    """
     job, accepted = parsed.observed.job, parsed.accepted
-    if parsed.observed.plan_edit is None or accepted is None or parsed.finished:
+    if accepted is None or parsed.finished or (parsed.observed.plan_edit is None and not draft.counts_anew):
         return
     name = Names.of(job).plan
     if not any(item["kind"] == "ConfigMap" and item["metadata"]["name"] == name for item in draft.objects):

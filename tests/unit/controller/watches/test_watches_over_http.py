@@ -256,6 +256,49 @@ def test_no_job_waits_for_the_first_events_of_the_others(monkeypatch: pytest.Mon
     watching(body, kopf=True)
 
 
+def test_start_waits_for_all_jobs() -> None:
+    """Regression: without kopf's index, the first jobs were planned before the others were known, and took their place.
+
+    Those others may have waited for longer, or have plans whose pods do not exist yet.
+    """
+
+    async def body(world: World) -> None:
+        names = {f"job-{i}" for i in range(50)}
+        for name in names:
+            world.server.put(DLJOB, named(DLJOB, name))
+        await until(lambda: world.watches.unsynced() == "dljobs")
+        stop = asyncio.Event()
+
+        async def end() -> None:
+            return
+
+        kopf = asyncio.create_task(world.watches.run("test", stop, end))
+        await world.watches.synced()
+        assert {job.name for job in world.cache.jobs()} == names and world.watches.unsynced() is None
+        stop.set()
+        await kopf
+
+    watching(body)
+
+
+def test_a_job_that_kopf_does_not_process_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    index_resource = indexing.index_resource
+
+    async def hanging(*, body: Json, **others: Any) -> None:
+        if body["metadata"]["name"] == "digits":
+            await asyncio.Event().wait()
+        await index_resource(body=body, **others)
+
+    async def body(world: World) -> None:
+        for name in ("digits", "other"):
+            world.server.put(DLJOB, named(DLJOB, name))
+        await world.watches.synced()
+        await until(lambda: {job.name for job in world.cache.jobs()} == {"digits", "other"})
+
+    monkeypatch.setattr(indexing, "index_resource", hanging)
+    watching(body, kopf=True)
+
+
 def deep(levels: int) -> Json:
     value: Json = {}
     for _ in range(levels):

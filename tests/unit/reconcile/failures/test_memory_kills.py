@@ -9,7 +9,7 @@ from dlcontract import Failure, RunPhase
 from dljob.job.observed import Observed
 from dljob.kube.objects.trim import pod as trimmed
 from dljob.reconcile import needs_view, parse_observed
-from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, settled
+from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 
 LARGE = nodes({"name": "n", "count": 3, "cpu": 2, "memory": "64Gi"})
@@ -173,3 +173,111 @@ def test_the_end_of_a_container_is_read_from_its_status(state: str) -> None:
     assert trimmed(body).memory_killed_at == "", "it was asked to stop"  # type: ignore[union-attr]
     container["name"], ended["exitCode"] = "sidecar", 137
     assert trimmed(body).memory_killed_at == ""  # type: ignore[union-attr]
+
+
+def test_a_job_that_is_suspended_meanwhile_is_not_reconciled_without_end() -> None:
+    """Regression: only a plan whose pods start had the record, and so each reconcile asked for another one at once."""
+    observed = changed(reported(replace(training(), view=LARGE)), suspend=True)
+    before = plan_of(observed)
+    observed = replace(after(observed, step(observed)), pods=())
+    for _ in range(2):
+        desired = step(observed)
+        assert desired.requeue_after_s is None and not desired.objects
+        observed = after(observed, desired)
+    observed = changed(observed, suspend=False)
+    assert plan_of(after(observed, step(observed))).memory_nbytes == 2 * before.memory_nbytes, "the end is not lost"
+
+
+def all_killed(observed: Observed, minute: int = 0, most: int = 99) -> Observed:
+    """Return the job after the containers of its first ``most`` pods ended, a second after each other."""
+    at = [f"2026-03-01T12:{minute:02}:{second % 20:02}Z" for second in range(len(observed.pods))]
+    pods = [replace(pod, memory_killed_at=at[i]) if i < most else pod for i, pod in enumerate(observed.pods)]
+    return replace(observed, pods=tuple(pods))
+
+
+def test_pods_that_end_together_count_once() -> None:
+    """Regression: all pods of a job reach their limit in the same step, which exceeded the backoff limit at once."""
+    observed = replace(training({**DIGITS, "runPolicy": {"backoffLimit": 2}}), view=LARGE)
+    for most in (1, 2, 3):  # The kubelets report at different times.
+        desired = step(all_killed(observed, most=most))
+        assert status(desired).failures == 1 and verdict(desired, "MemoryExceeded") == ("True", "Raising")
+        observed = after(all_killed(observed, most=most), desired)
+    again = step(all_killed(observed, minute=1))
+    assert status(again).failures == 2, "the next attempt counts again, even if it ends soon"
+    observed = after(all_killed(observed, minute=1), again)
+    assert verdict(step(all_killed(observed, minute=2)), "Failed") == ("True", "OutOfMemory")
+
+
+@pytest.mark.parametrize("hour", [11, 12])
+def test_more_ends_than_the_record_has_room_for_do_not_change_it_again_and_again(hour: int) -> None:
+    """Regression: the ends that the record had dropped were counted anew in each reconcile."""
+    many = nodes({"name": "n", "count": 40, "cpu": 2, "memory": "64Gi"})
+    spec = {**DIGITS, "nodes": {"min": 40, "max": 40}, "resources": {"memory": "1Gi"}}
+    spec["runPolicy"] = {"backoffLimit": 9}
+    observed = all_killed(settled(after(seen(spec, view=many), step(seen(spec, view=many)))))
+    if hour == 11:  # Under an earlier release.
+        pods = [replace(pod, memory_killed_at=pod.memory_killed_at.replace("T12", "T11")) for pod in observed.pods]
+        observed = replace(observed, pods=tuple(pods))
+    assert len(observed.pods) == 40
+    observed = after(observed, first := step(observed))
+    counted = plan_of(observed).failures
+    observed = after(observed, step(observed))
+    assert plan_of(observed).failures == counted and status(first).failures == (1 if hour == 12 else 0)
+    again = all_killed(observed, minute=1, most=1).pods[:1]
+    observed = replace(observed, pods=(*again, *observed.pods[1:]))
+    observed = after(observed, second := step(observed))
+    counted = plan_of(observed).failures
+    observed = after(observed, step(observed))
+    assert plan_of(observed).failures == counted and status(second).failures == (2 if hour == 12 else 1)
+
+
+def without_more_memory() -> tuple[Observed, Observed]:
+    """Return a job before and after the operator found that no node has more memory than its pods reached."""
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = reported(replace(observed, view=full))
+    observed = after(observed, step(observed))
+    return observed, after(observed, step(observed))
+
+
+def test_a_status_that_was_not_written_does_not_announce_more_memory_for_ever() -> None:
+    """Regression: the record is stored before the status, which the API server may refuse, or an operator may miss."""
+    before, later = without_more_memory()
+    for status_before in (before.job.status, {}):
+        desired = step(replace(later, job=replace(later.job, status=status_before)))
+        assert verdict(desired, "MemoryExceeded") == ("True", "CannotRaise")
+        assert "ower the batch size" in condition_of(desired, "MemoryExceeded").message
+
+
+def test_a_spec_that_is_changed_back_has_its_condition_again() -> None:
+    """Regression: the condition was True, with the message that no pod has reached its limit."""
+    _, observed = without_more_memory()
+    original = observed.job.spec["epochs"]
+    observed = replaced(changed(observed, epochs=9))
+    observed = after(observed, step(observed))
+    assert verdict(step(observed), "MemoryExceeded") == ("False", "SpecChanged")
+    observed = replaced(changed(observed, epochs=original))
+    assert verdict(step(observed), "MemoryExceeded") == ("True", "CannotRaise")
+
+
+def test_a_stopped_job_starts_again_although_no_node_has_more_memory() -> None:
+    """Regression: it could only start with more memory than before, and waited for ever."""
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = changed(reported(replace(observed, view=full)), suspend=True)
+    observed = replace(after(observed, step(observed)), pods=())
+    observed = changed(after(observed, step(observed)), suspend=False)
+    first = step(observed)
+    assert verdict(first, "MemoryExceeded") == ("True", "CannotRaise") and first.requeue_after_s == 0.0
+    observed = after(observed, first)
+    second = step(observed)
+    assert verdict(second, "Planned") == ("True", "Planned") and second.plan is not None
+    assert verdict(second, "MemoryExceeded") == ("True", "CannotRaise")
+
+
+def test_an_end_that_makes_the_job_fail_stays_counted() -> None:
+    """Regression: the number of failures became smaller again after the end of the job."""
+    observed = killed(training({**DIGITS, "runPolicy": {"backoffLimit": 0}}))
+    failed = step(observed)
+    assert verdict(failed, "Failed") == ("True", "OutOfMemory") and status(failed).failures == 1
+    assert status(step(after(observed, failed))).failures == 1

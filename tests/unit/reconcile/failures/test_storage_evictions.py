@@ -138,3 +138,12 @@ def test_agents_still_read_the_record() -> None:
 def test_plan_of_a_job_without_evictions_has_no_record() -> None:
     observed = training()
     assert observed.plan is not None and FAILURES_KEY not in observed.plan
+
+
+def test_an_eviction_of_a_job_that_is_suspended_meanwhile_has_one_event() -> None:
+    """Regression: a job without pods stored no record, so that each reconcile counted the eviction and posted it."""
+    observed = changed(evicted(training()), suspend=True)
+    desired = step(observed)
+    assert [event.reason for event in desired.events].count("PodEvicted") == 1
+    again = step(replace(after(observed, desired), pods=()))
+    assert "PodEvicted" not in [event.reason for event in again.events] and status(again).failures == 1
