@@ -40,7 +40,7 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
         return parsed
     record = known = accepted.failures or FailureRecord()
     for pod, key in _of_pods(parsed, now):
-        counts = not _is_together(pod, record, accepted)
+        counts = not _is_together(pod, record)
         if key in record.killed or not (counts or _has_room(record, pod.memory_killed_at)):
             continue
         record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
@@ -69,9 +69,12 @@ def _of_pods(parsed: ParsedJob, now: datetime) -> list[tuple[PodSeen, str]]:
     return [(pod, f"{pod.uid}/{pod.memory_killed_at}") for pod in sorted(recent, key=lambda pod: pod.memory_killed_at)]
 
 
-def _is_together(pod: PodSeen, record: FailureRecord, accepted: StoredPlan) -> bool:
-    """Return True if the end of a pod belongs to the end of another pod that was counted last, in the same attempt."""
-    if not record.killed_at or record.memory_digest != accepted.spec_digest:
+def _is_together(pod: PodSeen, record: FailureRecord) -> bool:
+    """Return True if the end of a pod belongs to the end of another pod that was counted last, in the same attempt.
+
+    The spec may have changed since then: the same pods may run on under the new one.
+    """
+    if not record.killed_at:
         return False
     try:
         first, at = (datetime.fromisoformat(text) for text in (record.killed_at, pod.memory_killed_at))

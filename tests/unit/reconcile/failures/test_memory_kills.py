@@ -208,6 +208,19 @@ def test_pods_that_end_together_count_once() -> None:
     assert verdict(step(all_killed(observed, minute=2)), "Failed") == ("True", "OutOfMemory")
 
 
+def test_pods_that_run_on_after_a_change_of_the_spec_do_not_count_again() -> None:
+    """Regression: an end of the same attempt, which the next kubelet reported later, counted for the new spec."""
+    observed = replace(training({**DIGITS, "nodes": {"min": 2, "max": 3}}), view=LARGE)
+    observed = after(killed(observed, "2026-03-01T12:00:05Z"), step(killed(observed, "2026-03-01T12:00:05Z")))
+    others = [replace(pod, memory_killed_at=pod.memory_killed_at or "2026-03-01T12:00:03Z") for pod in observed.pods]
+    observed = changed(replace(observed, pods=tuple(others)), nodes={"min": 2, "max": 4})
+    for _ in range(3):
+        observed = after(observed, step(observed))
+    record = plan_of(observed).failures
+    assert plan_of(observed).spec_digest == parse_observed(observed).digest and observed.pods
+    assert record is not None and (record.pod_kills, parse_observed(observed).memory_to_try) == (1, ())
+
+
 @pytest.mark.parametrize("hour", [11, 12])
 def test_more_ends_than_the_record_has_room_for_do_not_change_it_again_and_again(hour: int) -> None:
     """Regression: the ends that the record had dropped were counted anew in each reconcile."""
