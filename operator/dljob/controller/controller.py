@@ -44,7 +44,6 @@ from dljob.status import Event, events, previous
 from dljob.status.pace import ProgressPace, only_progress
 
 log = logging.getLogger("dljob")
-
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""

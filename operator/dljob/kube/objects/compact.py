@@ -1,12 +1,14 @@
 """Store decoded JSON in less memory. The module does no I/O."""
 
-from sys import intern
 from typing import Any
 
 MAX_SHARED = 128
 """Maximum length of a string that is shared with equal ones. Longer ones are mostly messages, which differ."""
+MAX_STRINGS = 2**17
+"""Maximum number of shared strings that are known. ``sys.intern`` has no limit, and Python 3.12 never frees its strings."""
 MAX_DEPTH = 16
 """Levels of nesting below which values stay as they are."""
+_KNOWN: dict[str, str] = {}
 
 
 def compact(value: Any, levels: int = MAX_DEPTH) -> Any:
@@ -16,7 +18,11 @@ def compact(value: Any, levels: int = MAX_DEPTH) -> Any:
     status of a typical job, these take half of the memory. ``levels``: levels of nesting to look at.
     """
     if isinstance(value, str):
-        return intern(value) if len(value) <= MAX_SHARED and type(value) is str else value
+        if len(value) > MAX_SHARED:
+            return value
+        if len(_KNOWN) >= MAX_STRINGS:
+            _KNOWN.clear()
+        return _KNOWN.setdefault(value, value)
     if not levels:
         return value
     if isinstance(value, dict):
