@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from math import inf
 from time import monotonic
 
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
+from dljob.controller.planning.amortized import FACTOR
 from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.joint import Assigning, Share
@@ -75,6 +77,7 @@ class Planning:
 
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planned, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
+        self._line, self._sort_again_s = list[JobKey](), -inf
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered, with the key of its job; None: no question is."""
         self._answers: dict[JobKey, Answer] = {}
@@ -218,7 +221,7 @@ class Planning:
                 self._free.look(fresh=True)
                 self._queue_waiting()
                 while self._asked:
-                    key = min(self._asked, key=self._turn)
+                    key = self._next()
                     await self._answer(key, self._asked.pop(key))
                 self._namespaces.begin()
                 waiting = self._waiting_for_devices()
@@ -245,6 +248,18 @@ class Planning:
         beat_s = self._beat_s
         silent_s = 0.0 if beat_s is None else self._clock() - beat_s
         return f"planning has made no progress for {silent_s:.0f} s" if silent_s > limit_s else None
+
+    def _next(self) -> JobKey:
+        """Return the job whose question is answered next.
+
+        The order of the questions may be some milliseconds old, so that sorting hundreds takes little of the time.
+        """
+        began_s, line = self._clock(), [key for key in self._line if key in self._asked]
+        if not line or began_s >= self._sort_again_s:
+            line = sorted(self._asked, key=self._turn)
+            self._sort_again_s = began_s + (1 + FACTOR) * (self._clock() - began_s)
+        key, *self._line = line
+        return key
 
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of a job that was asked about; the question with the smallest key is answered first.

@@ -5,7 +5,7 @@ from typing import Any
 MAX_SHARED = 128
 """Maximum length of a string that is shared with equal ones. Longer ones are mostly messages, which differ."""
 MAX_STRINGS = 2**17
-"""Maximum number of shared strings that are known. ``sys.intern`` has no limit, and Python 3.12 never frees its strings."""
+"""Maximum number of known strings. ``sys.intern`` has no such limit, and Python 3.12 never frees its strings."""
 MAX_DEPTH = 16
 """Levels of nesting below which values stay as they are."""
 _KNOWN: dict[str, str] = {}

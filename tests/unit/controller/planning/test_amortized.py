@@ -1,14 +1,19 @@
 """Tests of values over all jobs that are computed again only if that takes little of the time."""
 
 import asyncio
+from unittest.mock import AsyncMock
 
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.amortized import FACTOR, YIELD_EVERY, Amortized, OfEachJob, in_turns
+from dljob.controller.planning.background import Planning
 from dljob.controller.planning.reserving import FreeResources, Reserving
 from dljob.job.observed import JobSeen
-from dljob.kube import Cache
+from dljob.kube import Cache, JobKey
+from dljob.reconcile import parse_observed
 from dljob.scheduling import Reservation, ReservationBook
 from support.builders import DIGITS, seen
+
+QUESTION = parse_observed(seen(DIGITS))
 
 
 class Clock:
@@ -106,3 +111,27 @@ def test_view_of_what_is_free_takes_a_small_part_of_the_time() -> None:
     assert made == before + 1 and free.versions() != versions and free.view is not None
     free.look(fresh=True)
     assert made == before + 1, "nothing has changed"
+
+
+def test_order_of_many_questions_takes_a_small_part_of_the_time() -> None:
+    """Each answer sorted all questions. With 800 of them, that took a seventh of the operator's time."""
+    clock, sorts = Clock(0.0), 0
+    planning = Planning(Cache(), AsyncMock(), lambda key: None, Metrics(), clock)
+
+    def turn(key: JobKey) -> tuple[object, ...]:
+        nonlocal sorts
+        sorts += 1
+        clock.now_s += 0.0001
+        return (key,)
+
+    planning._turn = turn  # type: ignore[method-assign]
+    keys = [("team-a", f"job-{i:04}") for i in range(1000)]
+    planning._asked = dict.fromkeys(reversed(keys), QUESTION)
+    answered: list[JobKey] = []
+    while planning._asked:
+        answered.append(key := planning._next())
+        del planning._asked[key]
+        clock.now_s += 0.01
+    assert answered == keys and 0.0001 * sorts <= clock.now_s / FACTOR
+    planning._asked = dict.fromkeys(keys[5:7], QUESTION)
+    assert planning._next() == keys[5], "an empty line is sorted at once"
