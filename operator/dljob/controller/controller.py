@@ -271,6 +271,7 @@ class Controller:
         if error is not None:
             raise error
         late = [await self._lessons.learn(job, desired.measurements)]
+        late.append(await self._lessons.learn_memory(job, desired.memory))
         if desired.workload is not None and self._queues is not None:
             try:
                 await self._queues.change(job, desired.workload)

@@ -4,9 +4,11 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from dlcontract import RunPhase, Structure
+from dlcontract import PodMemory, RunPhase, Structure
 from dljob.controller.lessons import Lessons
 from dljob.job.observed import Observed
+from dljob.kube import ApiError
+from dljob.reconcile import MeasuredMemory
 from support.builders import NOW, Json, report
 from support.job_lifecycle import done, started, step
 
@@ -52,3 +54,41 @@ def test_structure_of_a_running_script_is_written_without_and_with_its_time_and_
 
     asyncio.run(run())
     assert profiles.parameters == [10, 20, 12, 22, 30]
+
+
+class Memories:
+    """Records the peaks that are written to profiles, in MiB. The first write fails."""
+
+    def __init__(self) -> None:
+        self.peaks: list[float] = []
+        self.errors: list[ApiError] = [ApiError(500, "InternalError", "try again")]
+
+    async def update_memory(self, found: MeasuredMemory, now: object) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        assert found.namespace == "team-a" and found.point.peak_nbytes is not None
+        self.peaks.append(found.point.peak_nbytes / 2**20)
+
+
+def test_memory_of_a_running_script_is_written_when_it_grows_and_at_its_end() -> None:
+    memories = Memories()
+    kube: Any = memories
+    lessons = Lessons(kube, lambda: NOW, shared=True)
+
+    async def learn(observed: Observed) -> ApiError | None:
+        return await lessons.learn_memory(observed.job, step(observed).memory)
+
+    def used(mib: int) -> PodMemory:
+        return PodMemory(pod="digits-cpu-0", ranks=1, peak_nbytes=mib * 2**20)
+
+    async def run() -> None:
+        observed = started(SPEC)
+        first = replace(observed, report=report(observed, pod_memory=used(200)))
+        assert await learn(first) is not None and await learn(first) is None, "the write is repeated"
+        for mib in (201, 202, 400, 401, 900):
+            assert await learn(replace(observed, report=report(observed, pod_memory=used(mib)))) is None
+        await learn(replace(observed, report=report(observed)))
+        await learn(done(RunPhase.SUCCEEDED, SPEC, pod_memory=used(901)))
+
+    asyncio.run(run())
+    assert memories.peaks == [200, 400, 900, 901]

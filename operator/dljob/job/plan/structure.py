@@ -1,12 +1,16 @@
-"""Translate the observed structure of a job's script from its report to the form in which profiles store it."""
+"""Translate what a report shows about a job's script, its structure and its memory, to the form that profiles store."""
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
-from dljob.api.profile import ObservedStructure, ObservedWork
+from dljob.api.script_profile import ObservedStructure, ObservedWork
+from dljob.calibrate.memory import MemoryPoint
+from dljob.cluster import quantity
 from dljob.job.plan.stored import StoredPlan, threads
 
 MAX_PER_SAMPLE = 1e18
 """Largest number of operations or bytes of a sample. A report with more is not used."""
+MAX_ROUNDING = 2**20
+"""Bytes by which the memory limit of a pod may exceed the memory of its plan, because pods request whole MiB."""
 
 
 def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) -> ObservedStructure | None:
@@ -32,6 +36,43 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
         cores=None if group.is_gpu else threads(spec, group),
         step_s=(seen.step_s or None) if timed else None,
         steps=seen.steps if timed and complete else 0,
+    )
+
+
+def observed_memory(
+    spec: DLJobSpec, report: Report | None, accepted: StoredPlan, *, failed: bool
+) -> tuple[str, MemoryPoint] | None:
+    """Return what a run of a training script has shown about the memory of a pod, with the type of device of this pod.
+
+    The run succeeded, goes on, or ended for good (``failed``). Return None for built-in models, whose memory is
+    predicted, for model parallelism, whose ranks differ, and if nothing is known. A peak above the memory limit of the
+    pod is not possible and therefore not used: the trainer wrote the report. The memory of the pods is sufficient if
+    the run succeeded, and too little if it failed, after ranks or pods had reached their limit with this memory.
+    """
+    plan, record = accepted.plan, accepted.failures
+    if not spec.trainer.command or plan.splits_model:
+        return None
+    limit = int(quantity(spec.resources.memory)) if spec.resources.memory else accepted.memory_nbytes
+    of_plan = report if report is not None and report.plan_number == plan.number else None
+    seen = of_plan.pod_memory if of_plan is not None else None
+    known = seen is not None and seen.peak_nbytes <= limit + MAX_ROUNDING
+    ranks = [rank for rank in plan.ranks if rank.pod == (seen.pod if seen is not None and known else plan.ranks[0].pod)]
+    if not ranks:
+        return None
+    complete = of_plan is not None and of_plan.phase is RunPhase.SUCCEEDED
+    killed = record is not None and record.memory_digest == accepted.spec_digest and record.memory_kills > 0
+    reached = record is not None and killed and record.memory_kills > record.memory_answered
+    enough, tight = complete and not reached and (known or killed), failed and reached
+    if not (known or tight or enough):
+        return None
+    share = max(rank.share for rank in ranks)
+    return ranks[0].device, MemoryPoint(
+        ranks=len(ranks),
+        batch=None if spec.global_batch_size is None else max(1, -(-share // plan.micro_batches)),
+        strategy=plan.parallelism,
+        peak_nbytes=seen.peak_nbytes if seen is not None and known else None,
+        sufficient_nbytes=limit if enough else None,
+        insufficient_nbytes=limit if tight else None,
     )
 
 

@@ -25,7 +25,7 @@ from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import room_cpu, usable
 from dljob.planner.plan import plan
-from dljob.planner.types.texts import duration
+from dljob.planner.types.texts import duration, gibibytes
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
@@ -369,6 +369,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     text = f"plan {status.number}: {status.summary}; {times}"
     if (batch := status.batch_choice) is not None:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
+    if status.memory:
+        text = f"{text}; {gibibytes(accepted.memory_nbytes)} of memory per pod, {status.memory}"
     if status.placement:
         text = f"{text}; {status.placement}"
     if accepted.warning:
