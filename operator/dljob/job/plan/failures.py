@@ -99,6 +99,11 @@ class FailureRecord(FailureAllowance):
         int, Field(ge=0, le=2**63 - 1, description="Memory in bytes that each pod of this spec needs at least.")
     ] = 0
 
+    memory_exceeded_nbytes: Annotated[
+        int,
+        Field(ge=0, le=2**63 - 1, description="Memory in bytes of each pod before it was raised to ``memory_nbytes``."),
+    ] = 0
+
     def memory_to_try(self, digest: str | None, present_nbytes: int) -> tuple[int, ...]:
         """Return the amounts of memory in bytes that the next plan may give a pod at least, those to prefer first.
 

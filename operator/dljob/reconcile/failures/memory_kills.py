@@ -123,7 +123,8 @@ def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureReco
     """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
     changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": accepted.spec_digest}
     if record.memory_digest != accepted.spec_digest:
-        changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_kills": 1}
+        changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_exceeded_nbytes": 0}
+        changes["memory_kills"] = 1
     else:
         changes["memory_kills"] = record.memory_kills + 1
     return record.model_copy(update=changes)
