@@ -120,7 +120,7 @@ def test_job_whose_rank_needs_more_memory_than_planned_gets_it_and_the_next_begi
     kubectl.apply(example("digits.yaml", job="hungry", **changes))
     job = kubectl.wait_phase("hungry", "Complete", 120)
     found = condition(job, "MemoryExceeded")
-    assert found is not None and found["reason"] == "Raised" and "Set spec.resources.memory: " in found["message"]
+    assert found is not None and found["reason"] == "Raised" and "The next job of this script" in found["message"]
     assert job["status"]["restartsByCause"]["OutOfMemory"] == 1
     kubectl.delete("dljob", "hungry")
 

@@ -154,7 +154,8 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
     elif record.memory_kills > record.memory_answered:
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raising", f"{text}. The next plan gives pods more memory"))
     elif record.memory_nbytes > 0 and (shown is None or shown.reason != "CannotRaise"):
-        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record)))
+        script = bool(parsed.spec.trainer.command)
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record, script=script)))
     elif shown is not None and shown.reason == "CannotRaise":
         draft.verdicts.append(Verdict(CONDITION, TRUE, shown.reason, shown.message))
     else:  # The status with the reason was not written, or the spec is again as it was then.
@@ -162,11 +163,17 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
         draft.verdicts.append(Verdict(CONDITION, TRUE, "CannotRaise", f"{text}. {remedy}"))
 
 
-def raised(record: FailureRecord) -> str:
-    """Return the message of the reason Raised, with the memory that pods request since."""
+def raised(record: FailureRecord, *, script: bool) -> str:
+    """Return the message of the reason Raised, with the memory that pods request since.
+
+    ``script``: True for a training script, whose memory profiles store for its next jobs.
+    """
+    text = f"{record.memory_kill}; since then, each pod requests {gibibytes(record.memory_nbytes)}"
+    if script:
+        return f"{text}. The next job of this script in this namespace begins with what this one needs"
     return (
-        f"{record.memory_kill}; since then, each pod requests {gibibytes(record.memory_nbytes)}. Set "
-        f"spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins with it"
+        f"{text}. Set spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins "
+        "with it"
     )
 
 

@@ -158,6 +158,8 @@ def test_next_job_begins_with_the_memory_to_which_the_first_was_raised() -> None
         running = step(replace(observed, report=report(observed, **counts, **small))).memory
         assert running is not None and running.point == MemoryPoint(1, None, "Data", None, None, limit)
         assert planned(seen(SCRIPT, view=LARGE, learned=store(running))).memory_nbytes == 2 * limit
+    message = condition_of(step(replace(observed, report=report(observed, **counts))), "MemoryExceeded").message
+    assert "each pod requests 8.5 GiB" in message and "The next job of this script" in message
     large = used(1.5 * limit / MIB)
     found = step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, **counts, pod_memory=large))).memory
     assert found is not None and found.point == MemoryPoint(1, None, "Data", large.peak_nbytes, 2 * limit)
