@@ -83,19 +83,22 @@ def amounts_nbytes(
 
     A run with at least as many ranks and samples bounds the need from above, so that the smallest such amount counts.
     Without one, the need of runs with fewer is scaled: linearly with the ranks of a pod, and with the batch in the part
-    above the processes. If no node has that much, the need without the scaling by the batch counts: a script's data
-    and model may not depend on the batch at all, and a pod that ends at its limit gets more memory. After an
-    insufficient amount, there are several amounts, as after pods that reached their limit.
+    above the processes. If no node has that much, the need is not scaled by the batch, and at last not by the ranks: a
+    script's data may depend on neither, and a pod that ends at its limit gets more memory. After an insufficient
+    amount, there are several amounts, as after pods that reached their limit.
     """
     known = [point for point in points if point.strategy == strategy]
     above = [p.needed_nbytes for p in known if p.ranks >= ranks and _covers(p.batch, batch) and p.needed_nbytes]
     below = [p for p in known if p.ranks <= ranks and _covers(batch, p.batch)]
+    least = max((p.needed_nbytes for p in below), default=0)
     plain = max((p.needed_nbytes * ranks // p.ranks for p in below), default=0)
     scaled = max((_scaled(p, ranks, batch, process_nbytes) for p in below), default=0)
     if above:
-        plain = scaled = max([min(above), *(p.needed_nbytes for p in below if p.place == (ranks, batch, strategy))])
+        least = plain = scaled = max(
+            [min(above), *(p.needed_nbytes for p in below if p.place == (ranks, batch, strategy))]
+        )
     tight = max((p.insufficient_nbytes or 0 for p in below), default=0)
-    found = [scaled, plain] if tight == 0 else [max(plain, int(factor * tight)) for factor in MORE_MEMORY]
+    found = [scaled, plain, least] if tight == 0 else [max(least, int(factor * tight)) for factor in MORE_MEMORY]
     return tuple(dict.fromkeys(each for each in found if each))
 
 

@@ -24,11 +24,11 @@ def with_measured_memory(
     """Return the plan of ``plan``, with pods that request at least the memory that earlier runs were measured to need.
 
     Nodes with less free memory are left out. A plan never requests less than without measurements. Without measurements
-    of the job's script, or if the spec sets the memory, return the plan unchanged.
+    of the job's script, and if the spec or Kueue sets the memory, return the plan unchanged.
     """
     found, keys = plan(request), request.keys
     measured = any(known.memory and name in keys for (name, _), known in learned.items())
-    if request.memory_per_pod_nbytes is not None or not measured:
+    if request.memory_per_pod_nbytes is not None or request.memory_admitted or not measured:
         return found
     for _ in range(ROUNDS):
         if isinstance(found, Infeasible):

@@ -329,13 +329,17 @@ def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
 def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> MeasuredMemory | None:
     """Return what the run of a training script has shown about the memory of a pod; None if it is unknown.
 
-    ``failed``: True if the job has just failed. The profile gets it before the end of a run, too, so that the next job
-    of the same script need not wait for it.
+    ``failed``: True if the job has just failed. The profile gets it before the end of a run if the next job would
+    otherwise begin with too little: if the operator has raised the memory, or if the peak is close to the limit.
     """
     spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
     if spec is None or accepted is None or accepted.spec_digest != parsed.digest:
         return None
     if (found := observed_memory(spec, report, accepted, failed=failed)) is None:
+        return None
+    over = failed or (report is not None and report.phase is RunPhase.SUCCEEDED)
+    raised = accepted.failures is not None and accepted.failures.memory_nbytes > 0
+    if not over and not raised and found[1].needed_nbytes <= accepted.memory_nbytes:
         return None
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
     return MeasuredMemory(key, found[0], parsed.observed.job.namespace, found[1])

@@ -82,9 +82,9 @@ def test_own_measurement_counts_more_than_that_of_a_larger_run() -> None:
 def test_more_ranks_need_more_and_larger_batches_are_tried_with_more() -> None:
     point = MemoryPoint(2, 32, peak_nbytes=2 * GIB)
     need = point.needed_nbytes
-    assert amounts([point], 4, 32) == (2 * need,)
+    assert amounts([point], 4, 32) == (2 * need, need)
     assert amounts([point], 2, 64) == (2 * PROCESS + 2 * (need - 2 * PROCESS), need), "but not less than measured"
-    assert amounts([point], 4, 64) == (2 * (2 * PROCESS + 2 * (need - 2 * PROCESS)), 2 * need)
+    assert amounts([point], 4, 64) == (2 * (2 * PROCESS + 2 * (need - 2 * PROCESS)), 2 * need, need)
     assert amounts([MemoryPoint(2, None, peak_nbytes=2 * GIB)], 2, 64) == (need,), "the script decides its batch"
 
 

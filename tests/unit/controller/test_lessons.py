@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from dlcontract import PodMemory, RunPhase, Structure
+from dlcontract import RunPhase, Structure
+from dljob.calibrate.memory import MemoryPoint
 from dljob.controller.lessons import Lessons
 from dljob.job.observed import Observed
 from dljob.kube import ApiError
@@ -75,20 +76,18 @@ def test_memory_of_a_running_script_is_written_when_it_grows_and_at_its_end() ->
     kube: Any = memories
     lessons = Lessons(kube, lambda: NOW, shared=True)
 
-    async def learn(observed: Observed) -> ApiError | None:
-        return await lessons.learn_memory(observed.job, step(observed).memory)
+    job = started(SPEC).job
 
-    def used(mib: int) -> PodMemory:
-        return PodMemory(pod="digits-cpu-0", ranks=1, peak_nbytes=mib * 2**20)
+    async def learn(mib: int, enough: int | None = None) -> ApiError | None:
+        point = MemoryPoint(1, None, "Data", mib * 2**20, enough)
+        return await lessons.learn_memory(job, MeasuredMemory("program-1", "cpu", "team-a", point))
 
     async def run() -> None:
-        observed = started(SPEC)
-        first = replace(observed, report=report(observed, pod_memory=used(200)))
-        assert await learn(first) is not None and await learn(first) is None, "the write is repeated"
+        assert await learn(200) is not None and await learn(200) is None, "the write is repeated"
         for mib in (201, 202, 400, 401, 900):
-            assert await learn(replace(observed, report=report(observed, pod_memory=used(mib)))) is None
-        await learn(replace(observed, report=report(observed)))
-        await learn(done(RunPhase.SUCCEEDED, SPEC, pod_memory=used(901)))
+            assert await learn(mib) is None
+        assert await lessons.learn_memory(job, None) is None
+        await learn(901, 2**30)
 
     asyncio.run(run())
     assert memories.peaks == [200, 400, 900, 901]

@@ -157,8 +157,11 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
         return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
 
+    admitted = parsed.accepted if parsed.within is not None else None
+    request = replace(request, memory_admitted=admitted is not None)
+    least = admitted.memory_nbytes if admitted is not None and admitted.status.memory else 0
     found: StoredPlan | Infeasible
-    for nbytes in parsed.memory_to_try or (0,):
+    for nbytes in parsed.memory_to_try or (least,):
         found = within_limits(parsed, replace(request, memory_least_nbytes=nbytes), view, config, attempt)
         if isinstance(found, StoredPlan):
             break

@@ -16,10 +16,13 @@ from dljob.calibrate.memory import MemoryPoint
 from dljob.job.identity import profile_name
 from dljob.job.observed import Observed
 from dljob.job.observed_structure import with_memory
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, MAX_PROFILES, expired, learned, learned_by_model, updated_profile
 from dljob.kube import Cache, Kube
+from dljob.kueue import Within
 from dljob.reconcile import MeasuredMemory, parse_observed
-from support.builders import NOW, Json, after, nodes, plan_of, planned, report, seen, settled
+from dljob.reconcile.planning import make_plan
+from support.builders import CONFIG, NOW, Json, after, nodes, plan_of, planned, report, seen, settled
 from support.job_lifecycle import condition_of, done, started, step, training
 from support.servers.fake_api import FakeApi
 
@@ -86,16 +89,33 @@ def test_next_job_of_the_same_script_requests_what_the_first_needed(spec: Json, 
     assert planned(seen(other, view=LARGE, learned=known)).memory_nbytes == first, "another script"
 
 
-def test_memory_is_known_while_the_run_goes_on_and_after_any_end() -> None:
+def test_memory_is_known_after_any_end_and_while_a_run_comes_close_to_its_limit() -> None:
     running = training(SCRIPT)
+    limit = plan_of(running).memory_nbytes
     assert step(running).memory is None, "an agent of an earlier release does not measure it"
-    observed = replace(running, report=report(running, pod_memory=used(100)))
-    found = step(observed).memory
-    assert found is not None and found.point == MemoryPoint(1, None, "Data", 100 * MIB)
+    observed = replace(running, report=report(running, pod_memory=used(0.5 * limit / MIB)))
+    assert step(observed).memory is None, "the next job begins with enough"
+    close = used(0.95 * limit / MIB)
+    found = step(replace(running, report=report(running, pod_memory=close))).memory
+    assert found is not None and found.point == MemoryPoint(1, None, "Data", close.peak_nbytes)
     failure = Failure(reason="ProgramFailed", message="it failed")
-    failed = step(done(RunPhase.FAILED, SCRIPT, pod_memory=used(100), failure=failure)).memory
+    failed = step(done(RunPhase.FAILED, SCRIPT, pod_memory=close, failure=failure)).memory
     assert failed == found, "a failure for another reason says nothing about the limit"
     assert complete(SCRIPT, 100).point.sufficient_nbytes == plan_of(running).memory_nbytes
+
+
+def test_memory_that_kueue_has_admitted_does_not_change() -> None:
+    def measured(mib: int) -> dict[tuple[str, str], Learned]:
+        point = MemoryPoint(1, peak_nbytes=mib * MIB)
+        return {(key, device): Learned(memory=(point,)) for key, device in store(complete(SCRIPT, 50))}
+
+    before = parse_observed(seen(SCRIPT, view=LARGE, learned=measured(8000)))
+    accepted = make_plan.decide(before, CONFIG)
+    assert isinstance(accepted, StoredPlan) and accepted.status.memory is not None
+    larger = replace(before.observed, learned=measured(16_000))
+    fewer = replace(before, observed=larger, accepted=accepted, within=Within((("cpu", 1, 1),)))
+    found = make_plan.decide(fewer, CONFIG)
+    assert isinstance(found, StoredPlan) and found.nodes == 1 and found.memory_nbytes == accepted.memory_nbytes
 
 
 def test_built_in_models_are_predicted_instead() -> None:

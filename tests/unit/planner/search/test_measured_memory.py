@@ -51,6 +51,8 @@ def test_no_pod_requests_less_than_without_a_measurement(request_: Request) -> N
 def test_memory_of_the_spec_is_not_changed() -> None:
     own = replace(SCRIPT, memory_per_pod_nbytes=GIB)
     assert decided(own, CPUS, known(peak_nbytes=4 * GIB)) == decided(own, CPUS)
+    admitted = replace(SCRIPT, memory_admitted=True)
+    assert decided(admitted, CPUS, known(peak_nbytes=4 * GIB)) == decided(admitted, CPUS)
 
 
 def test_measurements_of_other_scripts_and_of_gpus_do_not_count() -> None:
@@ -101,5 +103,7 @@ def test_ranks_of_a_node_with_gpus_each_need_their_part() -> None:
     assert group.ranks_per_node == 4
     need = MemoryPoint(2, peak_nbytes=60 * GIB).needed_nbytes
     assert host(asked, known(A100, ranks=2, peak_nbytes=60 * GIB), cluster) == 2 * need
-    short = plan(asked, cluster, known(A100, ranks=2, peak_nbytes=300 * GIB))
+    half = MemoryPoint(2, peak_nbytes=300 * GIB).needed_nbytes
+    assert host(asked, known(A100, ranks=2, peak_nbytes=300 * GIB), cluster) == half, "the ranks may share their data"
+    short = plan(asked, cluster, known(A100, ranks=2, peak_nbytes=500 * GIB))
     assert isinstance(short, Infeasible) and "an earlier run measured" in short.refusals[0].reason
