@@ -35,6 +35,12 @@ class Lessons:
         self._memory_of: dict[JobKey, MeasuredMemory] = {}
         """For each job, the memory that was written last (``_memory_lesson``)."""
 
+    async def learn_all(
+        self, job: JobSeen, measurements: RunMeasurements | None, memory: MeasuredMemory | None
+    ) -> list[ApiError | None]:
+        """Write all that a run has measured. Return the errors of ``learn`` and ``learn_memory``."""
+        return [await self.learn(job, measurements), await self.learn_memory(job, memory)]
+
     async def learn(self, job: JobSeen, measurements: RunMeasurements | None) -> ApiError | None:
         """Write new measurements of a job, or those that could not be written before; None: there are no new ones.
 
