@@ -10,6 +10,7 @@ from dlcontract import DatasetRef, ModelRef, Plan, Rank
 from dljob.controller.metrics import Metrics
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
+from dltrain.agent.member.rank_watch import RankWatch
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.record.ledger import Ledger
 
@@ -58,6 +59,8 @@ def trainer() -> list[Exported]:
     member, ledger = Member("a-0", "a"), Ledger(plan, None)
     member.plan = plan
     local = LocalRanks.__new__(LocalRanks)  # the constructor would take over this process's children
+    local.watch = RankWatch(lambda _: None)
+    local.watch.memory.peak_nbytes = 1
     local.running, local.last_ranks = {}, {}
     families = list(TrainerCollector(member, local, lambda: ledger).collect())
     labels = {family.name: tuple(getattr(family, "_labelnames", ())) for family in families}

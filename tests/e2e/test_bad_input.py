@@ -106,20 +106,36 @@ def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubec
     kubectl.delete("dljob", name, "--wait=false")
 
 
-def test_job_whose_rank_needs_more_memory_than_planned_gets_it(kubectl: Kubectl) -> None:
+def test_job_whose_rank_needs_more_memory_than_planned_gets_it_and_the_next_begins_with_it(
+    admin: Kubectl, kubectl: Kubectl
+) -> None:
     """The plan counts on a tiny model, but the script holds 900 MiB."""
+    script = "import time; held = bytearray(b'x') * (900 << 20); time.sleep(2)"
     changes = {
         "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
-        "trainer": {"command": ["python", "-c", "print(len(bytearray(b'x') * (900 << 20)))"]},
+        "trainer": {"command": ["python", "-c", script]},
         "checkpoint": {"enabled": False},
         "nodes": ONE_NODE,
     }
     kubectl.apply(example("digits.yaml", job="hungry", **changes))
     job = kubectl.wait_phase("hungry", "Complete", 120)
     found = condition(job, "MemoryExceeded")
-    assert found is not None and found["reason"] == "Raised" and "Set spec.resources.memory: " in found["message"]
+    assert found is not None and found["reason"] == "Raised" and "The next job of this script" in found["message"]
     assert job["status"]["restartsByCause"]["OutOfMemory"] == 1
     kubectl.delete("dljob", "hungry")
+
+    def measured() -> list[dict[str, Any]]:
+        own = [each for each in admin.list("dlprofiles") if each["spec"].get("namespace") == kubectl.namespace]
+        return [point for each in own for point in each["status"].get("memory", ())]
+
+    [point] = wait_for("the memory of the script in its profile", measured, 30)
+    assert point["ranks"] == 1 and 900 << 20 < point["peakBytes"] < 1100 << 20, point
+    assert point["sufficientBytes"] >= point["peakBytes"] and "insufficientBytes" not in point
+    kubectl.apply(example("digits.yaml", job="sated", **changes))
+    job = kubectl.wait_phase("sated", "Complete", 120)
+    assert "measured in an earlier run" in job["status"]["plan"]["memory"]
+    assert not job["status"].get("restartsByCause") and condition(job, "MemoryExceeded") is None
+    kubectl.delete("dljob", "sated")
 
 
 def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:

@@ -21,6 +21,8 @@ MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of metrics that a script may log, and maximum length of a metric's name."""
 MAX_WORST_CLASSES, MAX_FINDINGS, MAX_OTHER_MODELS = 3, 8, 5
 MAX_REFUSED_SIZES = 32
+MAX_POD_NBYTES = 2**50
+"""Largest valid memory of a pod in bytes. No machine has as much."""
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid gradient noise scale, in samples.
@@ -285,6 +287,17 @@ class RefusedSize(UntrustedRecord):
     message: Annotated[str, Field(max_length=1024, description="The failure of the script.")]
 
 
+class PodMemory(UntrustedRecord):
+    """The most main memory that a pod has needed with the present plan, and the number of ranks in this pod.
+
+    Page cache that the kernel can drop does not count.
+    """
+
+    pod: Name
+    ranks: Annotated[int, Field(ge=1, le=4096)]
+    peak_nbytes: Annotated[int, Field(ge=1, le=MAX_POD_NBYTES)]
+
+
 class Report(UntrustedRecord):
     """The report that a job's coordinator (the agent that directs the job's other agents) writes for the operator.
 
@@ -341,6 +354,10 @@ class Report(UntrustedRecord):
             description="Numbers of ranks that an elastic script refused with this plan. They are not tried again.",
         ),
     ] = ()
+    pod_memory: Annotated[
+        PodMemory | None,
+        Field(description="Of the pod that needed the most. None: unknown, or the trainer is of an earlier release."),
+    ] = None
     structure: Annotated[
         Structure | None, Field(description="Observed costs of a step of the script. None: nothing was observed.")
     ] = None

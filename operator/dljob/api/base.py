@@ -37,6 +37,12 @@ FOLDER_PATTERN = rf"^{_SEGMENT}(/{_SEGMENT})*$"
 Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 """A duration as Go writes it: ``90s``, ``1h30m``, ``500ms``."""
 
+MAX_S = 1e12
+"""Largest valid value of any time in a profile, in seconds.
+
+It exceeds the limit for times in reports (``dlcontract``), and is low enough that no sum of such times overflows.
+"""
+
 AUTO_INTERVAL = "Auto"
 AutoDuration = Annotated[str, Field(pattern=_AUTO_DURATION_PATTERN, max_length=32)]
 """A duration, or ``Auto`` if dljob should choose it."""
@@ -148,3 +154,9 @@ class ApiModel(BaseModel):
     def manifest(self) -> dict[str, Any]:
         """Return the object as a camelCase dictionary for JSON, without null fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class FiniteModel(ApiModel):
+    """Base of the parts of a profile: numbers must be finite, also if a file says ``.inf``."""
+
+    model_config = ConfigDict(allow_inf_nan=False)

@@ -3,24 +3,14 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from dljob.api.base import ApiModel
+from dljob.api.base import MAX_S, FiniteModel
+from dljob.api.script_profile import MAX_MEMORY, MeasuredMemory, ObservedStructure
 
-MAX_S = 1e12
-"""Largest valid value of any time in a profile, in seconds.
-
-It exceeds the limit for times in reports (``dlcontract``), and is low enough that no sum of such times overflows.
-"""
 MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
 MAX_NOTE = 512
-
-
-class FiniteModel(ApiModel):
-    """Base of the parts of a profile: numbers must be finite, also if a file says ``.inf``."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class ComputePoint(FiniteModel):
@@ -253,50 +243,6 @@ class HardwareProfile(FiniteModel):
     ] = ()
 
 
-class ObservedWork(FiniteModel):
-    """Operations of one kind in a step of a script."""
-
-    kind: Annotated[str, Field(max_length=32, description="convolution, product, pool or other.")]
-    count: Annotated[int, Field(ge=1, le=10**6, description="Number of operations in the forward pass.")]
-    forward_flops_per_sample: Annotated[float, Field(ge=0, le=1e18)] = 0.0
-    moved_bytes_per_sample: Annotated[
-        float, Field(ge=0, le=1e18, description="Bytes of activations that both passes read and write.")
-    ] = 0.0
-
-
-class ObservedStructure(FiniteModel):
-    """Costs of a step of a script that no spec describes, as rank 0 of a run showed them."""
-
-    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters.")]
-    flops_per_sample: Annotated[
-        float, Field(gt=0, le=1e18, description="Floating-point operations of one forward and backward pass.")
-    ]
-    activation_bytes_per_sample: Annotated[
-        float, Field(ge=0, le=1e18, description="Bytes of activations that one sample needs for the backward pass.")
-    ] = 0.0
-    sample_bytes: Annotated[float, Field(ge=0, le=1e15, description="Bytes of a sample.")] = 0.0
-    batch: Annotated[int, Field(ge=1, le=10**9, description="Samples of the rank in a step.")]
-    optimizer_slots: Annotated[
-        int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
-    ] = 0
-    work: Annotated[tuple[ObservedWork, ...], Field(max_length=8, description="Operations by kind.")] = ()
-    nodes: Annotated[int, Field(ge=1, description="Nodes of the run.")] = 1
-    ranks_per_node: Annotated[int, Field(ge=1)] = 1
-    cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs.")] = None
-    step_seconds: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=MAX_S,
-            description="Median time of a step, of the first steps until the run is complete. Unset if its devices are "
-            "of several types, or if it was restarted.",
-        ),
-    ] = None
-    steps: Annotated[
-        int, Field(ge=0, le=2**53, description="Steps of the whole training. 0: unknown, such as after a restart.")
-    ] = 0
-
-
 class RepeatedRuns(FiniteModel):
     """How far the computing times of runs were from those of earlier equal runs."""
 
@@ -385,6 +331,14 @@ class DLProfileStatus(FiniteModel):
         Field(
             description="Observed structure of a script whose jobs have no spec.model. Plans of this namespace use it "
             "in place of spec.model."
+        ),
+    ] = None
+    memory: Annotated[
+        tuple[MeasuredMemory, ...] | None,
+        Field(
+            max_length=MAX_MEMORY,
+            description="Main memory of pods in earlier runs of a training script. Plans of this namespace request it. "
+            "Unset for other models.",
         ),
     ] = None
     observed_jobs: Annotated[int, Field(ge=0, description="Runs whose measurements are in this profile.")] = 0

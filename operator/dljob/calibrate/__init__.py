@@ -8,6 +8,7 @@ modules are:
 - ``multi_device``: update of a profile after a run on several devices;
 - ``probes``: choice of the next run to measure;
 - ``noise``: the gradient noise scale;
+- ``memory``: main memory of the pods of a training script;
 - ``repeats``: how far equal runs are apart;
 - ``learned``: all measured constants of one model on one type of device, as DLProfile objects store them.
 """

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlcontract import Precision
+from dljob.calibrate.memory import MemoryPoint
 from dljob.calibrate.noise import NoiseOf
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.fit.scaling import Contention
@@ -125,6 +126,8 @@ class Learned:
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
     structure: Structure | None = None
     """Observed costs of a script that no spec describes; None for other models."""
+    memory: tuple[MemoryPoint, ...] = ()
+    """Measured main memory of the pods of a training script; empty for other models."""
     repeats: Repeats | None = None
     """None until a run has repeated an earlier one."""
     doubts: tuple[str, ...] = ()

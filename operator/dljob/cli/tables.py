@@ -85,9 +85,7 @@ def decision(found: Decision) -> list[str]:
     header = _header(found.chosen)
     lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
-    lines.append(
-        f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
-    )
+    lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
     if p.evaluations_s > SHOWN_PART * p.total_s:
         lines.append(f"Training:   {duration(p.total_s)}, of which evaluations take {duration(p.evaluations_s)}")
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
@@ -147,8 +145,7 @@ def _unsupported(found: Decision | Infeasible) -> list[str]:
 
 def _unpredicted(found: Decision) -> list[str]:
     """Return the lines that show a plan if the job's spec lacks fields that the prediction of times needs."""
-    p = found.chosen.prediction
-    lines = ["  PLAN", f"* {found.chosen.summary}", "", f"Memory:     {gibibytes(p.host_memory_nbytes)} per pod"]
+    lines = ["  PLAN", f"* {found.chosen.summary}", "", f"Memory:     {_of_pod(found)}"]
     if text := explanation(found):
         lines.append(f"Placement:  {text}")
     if found.warning:
@@ -156,6 +153,12 @@ def _unpredicted(found: Decision) -> list[str]:
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
     return lines
+
+
+def _of_pod(found: Decision) -> str:
+    """Return the text about the memory of a pod, and where it comes from if earlier runs have shown it."""
+    why = f" ({found.memory_text})" if found.memory_text else ""
+    return f"{gibibytes(found.chosen.prediction.host_memory_nbytes)} per pod{why}"
 
 
 def _parts(p: Prediction) -> str:

@@ -81,8 +81,7 @@ class Controller:
 
         ``queues``: access to Kueue; None: the queue labels of jobs have no effect.
         """
-        self._queues = queues
-        self._node_faults = node_faults
+        self._queues, self._node_faults = queues, node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning, self._pace = planning, pace
@@ -269,7 +268,7 @@ class Controller:
             await complete_all(kube.delete(job, target) for target in desired.deletes)
         if error is not None:
             raise error
-        late = [await self._lessons.learn(job, desired.measurements)]
+        late = await self._lessons.learn_all(job, desired.measurements, desired.memory)
         if desired.workload is not None and self._queues is not None:
             try:
                 await self._queues.change(job, desired.workload)

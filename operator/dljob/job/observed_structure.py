@@ -1,9 +1,10 @@
-"""The observed structure of a script in its DLProfile: store a newer one, and translate it for the planner."""
+"""The observed structure and memory of a script in its DLProfile: store newer ones, translate them for the planner."""
 
 from datetime import datetime
 
 from dljob.api import DLProfileStatus
-from dljob.api.profile import ObservedStructure
+from dljob.api.script_profile import MeasuredMemory, ObservedStructure
+from dljob.calibrate.memory import MemoryPoint, remembered
 from dljob.perf.workload.observed import Structure, Work
 
 
@@ -46,4 +47,29 @@ def planner_structure(stored: ObservedStructure | None, device: str) -> Structur
         cores=stored.cores,
         step_s=stored.step_seconds,
         steps=stored.steps,
+    )
+
+
+def with_memory(before: DLProfileStatus, found: MemoryPoint, now: datetime) -> DLProfileStatus:
+    """Return the status of a profile after a run that has shown ``found`` about the memory of a pod."""
+    points = remembered(planner_memory(before.memory), found)
+    after = tuple(
+        MeasuredMemory(
+            ranks=each.ranks,
+            batch=each.batch,
+            strategy=each.strategy,
+            peak_bytes=each.peak_nbytes,
+            sufficient_bytes=each.sufficient_nbytes,
+            insufficient_bytes=each.insufficient_nbytes,
+        )
+        for each in points
+    )
+    return before if after == before.memory else before.model_copy(update={"memory": after, "updated": now})
+
+
+def planner_memory(stored: tuple[MeasuredMemory, ...] | None) -> tuple[MemoryPoint, ...]:
+    """Return stored measurements of memory as the planner uses them."""
+    return tuple(
+        MemoryPoint(m.ranks, m.batch, m.strategy, m.peak_bytes, m.sufficient_bytes, m.insufficient_bytes)
+        for m in stored or ()
     )

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
-from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S, RepeatedRuns
+from dljob.api.base import MAX_S
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, RepeatedRuns
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -30,7 +31,7 @@ from dljob.calibrate.noise import after as noise_after
 from dljob.calibrate.repeats import after as repeats_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
-from dljob.job.observed_structure import planner_structure
+from dljob.job.observed_structure import planner_memory, planner_structure
 from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
@@ -56,16 +57,17 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
     """Yield the names of the DLProfiles to delete, because they are too old or too many.
 
     A profile is too old if it was not updated for ``LIFE``. Of the profiles for one namespace, and of those that all
-    namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles with the structure of a script are counted
-    apart: every command has one, so that a search over a script's arguments would displace all measurements. Profiles
-    that the operator did not create never expire, because they belong to an administrator.
+    namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles with the structure of a script, or its memory
+    alone, are counted apart: every command has one, so that a search over a script's arguments would displace all
+    measurements. Profiles that the operator did not create never expire: they belong to an administrator.
     """
     found: dict[tuple[str, bool], list[tuple[datetime, str]]] = {}
     for profile in profiles:
         meta, spec, status = profile["metadata"], profile["spec"], profile.get("status") or {}
         if (meta.get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             updated = datetime.fromisoformat(status.get("updated") or meta["creationTimestamp"])
-            kind = (spec.get("namespace") or "", "structure" in status)
+            of_script = "structure" in status or ("memory" in status and not status.get("compute"))
+            kind = (spec.get("namespace") or "", of_script)
             found.setdefault(kind, []).append((updated, meta["name"]))
     for listed in found.values():
         listed.sort(reverse=True)
@@ -77,8 +79,9 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
 def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> dict[tuple[str, str], Learned]:
     """Return the measured constants for the plans of a namespace: (model key, device type) → constants.
 
-    Of two profiles with the same key, one for this namespace only takes precedence over one that all namespaces share.
-    Profiles that do not parse are left out.
+    Of two profiles with the same key, one for this namespace only takes precedence over one that all namespaces share;
+    if it has nothing but the memory of a script, which is never shared, the rest is that of the shared one. Profiles
+    that do not parse are left out.
     """
     found: dict[tuple[str, str], Learned] = {}
     usable = [profile for profile in profiles if profile["spec"].get("namespace") in (None, namespace)]
@@ -88,7 +91,10 @@ def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> d
             constants = learned(status, profile["spec"]["device"])
         except ValidationError:
             continue  # Edited by hand.
-        found[profile["spec"]["model"], profile["spec"]["device"]] = constants
+        key = profile["spec"]["model"], profile["spec"]["device"]
+        if key in found and constants == Learned(memory=constants.memory):
+            constants = replace(found[key], memory=constants.memory)
+        found[key] = constants
     return found
 
 
@@ -123,6 +129,7 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
         repeats=Repeats(status.repeats.runs, status.repeats.deviation) if status.repeats else None,
         hardware=hardware_of(status.hardware, device) if status.hardware else None,
         structure=planner_structure(status.structure, device),
+        memory=planner_memory(status.memory),
     )
 
 
@@ -236,6 +243,7 @@ def updated_profile(
         computing_watts=None if after.computing_W is None else round(after.computing_W, 2),
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
+        memory=before.memory,
         observed_jobs=before.observed_jobs + 1,
         updated=now,
     )

@@ -15,7 +15,7 @@ from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
 from dljob.job.identity import profile_name
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
-from dljob.job.observed_structure import with_structure
+from dljob.job.observed_structure import with_memory, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
@@ -25,7 +25,7 @@ from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
-from dljob.reconcile import RunMeasurements, Scale, Target
+from dljob.reconcile import MeasuredMemory, RunMeasurements, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
@@ -312,9 +312,22 @@ class Kube:
                 measurements.machine_nodes,
                 measurements.used_cores.get(device),
             )
-            if patch := merge_patch(old, after.manifest()):
-                answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
-                self._cache.put(kinds.PROFILE, answer)
+            await self._write_profile(name, old, after)
+
+    async def _write_profile(self, name: str, old: Mapping[str, Any], after: DLProfileStatus) -> None:
+        """Change the status ``old`` of a profile to ``after``, if they differ."""
+        if patch := merge_patch(old, after.manifest()):
+            answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
+            self._cache.put(kinds.PROFILE, answer)
+
+    async def update_memory(self, found: MeasuredMemory, now: datetime) -> None:
+        """Update the memory of a training script in its profile, which only plans of its namespace use."""
+        async with self._updating:
+            name = profile_name(found.model, found.device, found.namespace)
+            profile = next((each for each in self._cache.profiles() if each["metadata"]["name"] == name), None)
+            profile = profile or await self._created_profile(name, found.model, found.device, found.namespace)
+            old = profile.get("status") or {}
+            await self._write_profile(name, old, with_memory(_profile_status(old), found.point, now))
 
     async def _created_profile(self, name: str, model: str, device: str, namespace: str | None) -> Body:
         """Create a profile that is not in the cache, and return it.

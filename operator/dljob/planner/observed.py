@@ -163,7 +163,12 @@ def with_assumed_memory(request: Request, decision: Decision, view: ClusterView)
         room = min(free[: group.nodes], default=0)
         least = max(least, min(AGENT_NBYTES + group.ranks_per_node * each, int(MAX_NODE_SHARE * room)))
         most = min(most, room)  # All pods request the same memory.
-    choice = _with_host_memory(decision.chosen, min(least, most))
+    return with_pod_memory(decision, min(least, most))
+
+
+def with_pod_memory(decision: Decision, nbytes: int) -> Decision:
+    """Return a decision in which each pod requests at least ``nbytes`` bytes of main memory."""
+    choice = _with_host_memory(decision.chosen, nbytes)
     candidates = tuple(choice if each == decision.chosen else each for each in decision.candidates)
     trade_offs = tuple(choice if each == decision.chosen else each for each in decision.trade_offs)
     return replace(decision, chosen=choice, candidates=candidates, trade_offs=trade_offs)

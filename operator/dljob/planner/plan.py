@@ -42,6 +42,7 @@ from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, t
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
+from dljob.planner.measured_memory import with_measured_memory
 from dljob.planner.observed import (
     described,
     is_finite,
@@ -73,11 +74,17 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     """Return the best plan for the request on this cluster, or the reason why no plan is possible.
 
     ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants, and
-    implausible ones. If the job's script was observed in an earlier run, its structure replaces a missing model.
+    implausible ones. If the job's script was observed in an earlier run, its structure replaces a missing model. Pods
+    of a training script request at least the memory that those of earlier runs were measured to need.
     """
     if (wrong := nothing_requested(request)) is not None:
         return wrong
     request = described(request, learned)
+    return with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))
+
+
+def _plan_once(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Return the best plan without regard to the measured memory of earlier runs."""
     if request.structure is None:
         return _plan_stated(request, view, learned)
     with suppress(ArithmeticError, AssertionError, LookupError, ValueError):

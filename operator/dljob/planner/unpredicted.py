@@ -66,7 +66,8 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
         return shares
     assumed = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
     # All pods request the same memory, which must be free on the nodes of each group.
-    memory_nbytes = min(assumed, *(min(pool.memory_nbytes[: choice.nodes]) for pool, choice in parts))
+    assumed = min(assumed, *(min(pool.memory_nbytes[: choice.nodes]) for pool, choice in parts))
+    memory_nbytes = max(assumed, request.memory_least_nbytes)
     names = group_names([pool.device for pool, _ in parts])
     groups = tuple(
         Group(
@@ -248,7 +249,7 @@ def _unknown(memory_nbytes: int) -> Prediction:
 def _warning(request: Request, memory_nbytes: int) -> str | None:
     found = []
     predicts = request.structure is not None
-    if request.memory_per_pod_nbytes is None:
+    if request.memory_per_pod_nbytes is None and memory_nbytes > request.memory_least_nbytes:
         found.append(
             f"each pod requests {gibibytes(memory_nbytes)} of memory, which is an assumption: set spec.resources.memory"
         )

@@ -286,11 +286,13 @@ def _roll(
 def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
     """Return the desired state of a job that has just ended: without pods, with its outcome in the status.
 
-    ``verdict``: the outcome, the condition Complete or Failed. A complete job also updates the profiles.
+    ``verdict``: the outcome, the condition Complete or Failed. A complete job also updates the profiles. That of a
+    training script gets the memory of its pods in any case.
     """
     draft.verdicts.append(verdict)
     if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
         draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted, parsed.observed)
+    draft.memory = run.shown_memory(parsed, failed=verdict.type == "Failed")
     return _finished(parsed, draft, now, just_now=True)
 
 
@@ -385,6 +387,7 @@ def _finish(
         events=(*events(parsed.before.conditions, status.conditions), *draft.events),
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
+        memory=draft.memory,
         plan=draft.plan,
         workload=draft.workload,
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 from dlcontract import Report
 from dljob.api import DLJobStatus
-from dljob.api.profile import ObservedStructure
+from dljob.api.script_profile import ObservedStructure
 from dljob.calibrate import Place
+from dljob.calibrate.memory import MemoryPoint
 from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
@@ -33,6 +34,19 @@ class Target:
     name: str
     uid: str | None = None
     force: bool = False
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """What a run of a training script has shown about the memory of a pod.
+
+    Only plans of its own namespace use it: what a script shows about itself is its owner's.
+    """
+
+    model: str
+    device: str
+    namespace: str
+    point: MemoryPoint
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,8 @@ class Desired:
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
     measurements: RunMeasurements | None = None
+    memory: MeasuredMemory | None = None
+    """What a run of a training script has shown about the memory of a pod, for its profile."""
     workload: WorkloadChange | None = None
     """Change of the job's Workload in Kueue. The controller makes it after the objects and deletes."""
 
@@ -118,6 +134,7 @@ class Draft:
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
     measurements: RunMeasurements | None = None
+    memory: MeasuredMemory | None = None
     plan: StoredPlan | None = None
     workload: WorkloadChange | None = None
     wanted: int = 0

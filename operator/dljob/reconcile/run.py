@@ -12,9 +12,9 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import PodGroup, StoredPlan, threads
-from dljob.job.plan.structure import observed_structure
+from dljob.job.plan.structure import observed_memory, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
-from dljob.reconcile.desired import RunMeasurements
+from dljob.reconcile.desired import MeasuredMemory, RunMeasurements
 from dljob.reconcile.failures import failure_conditions, memory_kills, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
@@ -324,3 +324,22 @@ def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
     if spec is None or report is None or accepted is None or not spec.missing or report.structure is None:
         return None
     return measurements(spec, report, accepted, parsed.observed) if report.plan_number == accepted.plan.number else None
+
+
+def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> MeasuredMemory | None:
+    """Return what the run of a training script has shown about the memory of a pod; None if it is unknown.
+
+    ``failed``: True if the job has just failed. The profile gets it before the end of a run if the next job would
+    otherwise begin with too little: if the operator has raised the memory, or if the peak is close to the limit.
+    """
+    spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
+    if spec is None or accepted is None or accepted.spec_digest != parsed.digest:
+        return None
+    if (found := observed_memory(spec, report, accepted, failed=failed)) is None:
+        return None
+    over = failed or (report is not None and report.phase is RunPhase.SUCCEEDED)
+    raised = accepted.failures is not None and accepted.failures.memory_nbytes > 0
+    if not over and not raised and found[1].needed_nbytes <= accepted.memory_nbytes:
+        return None
+    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
+    return MeasuredMemory(key, found[0], parsed.observed.job.namespace, found[1])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dlcontract import Plan, Report, Until
+from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, Report, Until
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Lost, Received
 from dltrain.agent.coordinator.observed_job import ObservedJob
-from dltrain.protocol.agent_messages import RankEnded
+from dltrain.protocol.agent_messages import PodMemoryPeak, RankEnded
 from dltrain.protocol.rank_messages import Evaluated
 from support.trainer.plans import make_plan
 
@@ -102,3 +102,28 @@ def test_next_coordinator_continues_to_count_for_the_patience(tmp_path: Path) ->
         assert rule is not None
         assert rule.record(Evaluated(rank=0, step=30, accuracy=0.6)) is None
         assert (rule.record(Evaluated(rank=0, step=40, accuracy=0.6)) is not None) == stops
+
+
+def test_report_has_the_memory_of_the_pod_that_needed_the_most(tmp_path: Path) -> None:
+    plan = make_plan(3)
+    job = make_job(tmp_path, plan)
+    assert job._report().pod_memory is None
+    job.attempts, job.attempt = 1, Attempt(plan, "2.1")
+    sent = [(FIRST, "2.1", 500), (SECOND, "2.1", 900), (FIRST, "2.1", 700), (FIRST, "1.9", 5000), ("x", "2.1", 6000)]
+    for pod, attempt, nbytes in sent:
+        job._take(Received(pod, PodMemoryPeak(attempt=attempt, nbytes=nbytes)))
+    found = job._report().pod_memory
+    assert found == PodMemory(pod=SECOND, ranks=1, peak_nbytes=900)
+    later = job._report()
+    assert make_job(tmp_path, plan, later)._report().pod_memory == found, "another pod coordinates now"
+    larger = plan.model_copy(update={"steps": 2 * (plan.steps or 1)})
+    assert make_job(tmp_path, larger, later)._report().pod_memory is None, "it was another plan"
+    job.adopt(larger)
+    assert job._report().pod_memory is None
+
+
+def test_absurd_memory_is_not_reported(job: ObservedJob) -> None:
+    job.attempts, job.attempt = 1, Attempt(job.plan, "2.1")
+    for nbytes in (-5, 0, MAX_POD_NBYTES + 1, 10**30):
+        job._take(Received(FIRST, PodMemoryPeak(attempt="2.1", nbytes=nbytes)))
+    assert job._report().pod_memory is None

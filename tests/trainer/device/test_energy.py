@@ -10,6 +10,7 @@ import torch
 from dlcontract import RankMeasure
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
+from dltrain.agent.member.rank_watch import RankWatch
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.device import energy
@@ -78,6 +79,7 @@ def test_metric_shows_energy_reported_by_the_rank() -> None:
     local = LocalRanks.__new__(LocalRanks)  # the constructor would reap the children of this process
     run = Running.__new__(Running)
     run.latest, run.heard_unix_s = {Step: update}, 1.0
+    local.watch = RankWatch(lambda _: None)
     local.running, local.last_ranks = {}, {0: run}
     found = {f.name: f.samples for f in TrainerCollector(Member("a-0", "a"), local, lambda: None).collect()}
     (joules,) = found["dljob_trainer_energy_joules"]

@@ -5,8 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from dlcontract import RunPhase, Structure
+from dljob.calibrate.memory import MemoryPoint
 from dljob.controller.lessons import Lessons
 from dljob.job.observed import Observed
+from dljob.kube import ApiError
+from dljob.reconcile import MeasuredMemory
 from support.builders import NOW, Json, report
 from support.job_lifecycle import done, started, step
 
@@ -52,3 +55,39 @@ def test_structure_of_a_running_script_is_written_without_and_with_its_time_and_
 
     asyncio.run(run())
     assert profiles.parameters == [10, 20, 12, 22, 30]
+
+
+class Memories:
+    """Records the peaks that are written to profiles, in MiB. The first write fails."""
+
+    def __init__(self) -> None:
+        self.peaks: list[float] = []
+        self.errors: list[ApiError] = [ApiError(500, "InternalError", "try again")]
+
+    async def update_memory(self, found: MeasuredMemory, now: object) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        assert found.namespace == "team-a" and found.point.peak_nbytes is not None
+        self.peaks.append(found.point.peak_nbytes / 2**20)
+
+
+def test_memory_of_a_running_script_is_written_when_it_grows_and_at_its_end() -> None:
+    memories = Memories()
+    kube: Any = memories
+    lessons = Lessons(kube, lambda: NOW, shared=True)
+
+    job = started(SPEC).job
+
+    async def learn(mib: int, enough: int | None = None) -> ApiError | None:
+        point = MemoryPoint(1, None, "Data", mib * 2**20, enough)
+        return await lessons.learn_memory(job, MeasuredMemory("program-1", "cpu", "team-a", point))
+
+    async def run() -> None:
+        assert await learn(200) is not None and await learn(200) is None, "the write is repeated"
+        for mib in (201, 202, 400, 401, 900):
+            assert await learn(mib) is None
+        assert await lessons.learn_memory(job, None) is None
+        await learn(901, 2**30)
+
+    asyncio.run(run())
+    assert memories.peaks == [200, 400, 900, 901]

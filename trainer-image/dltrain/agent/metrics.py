@@ -281,6 +281,14 @@ class TrainerCollector(Collector):
             yield _single("plan_number", "Number of the current plan.", plan.number)
             expected_s = plan.expected.step_s
             yield _single("expected_step_seconds", "Predicted step time; 0: no prediction.", expected_s)
+        if (peak_nbytes := self._local.watch.memory.peak_nbytes) > 0:
+            yield _single(
+                "pod_memory_peak_bytes",
+                "Most main memory that this pod has needed since its ranks started, without page cache. If it is close "
+                "to the memory that the pod requests, a larger batch will fail; if far below, lower "
+                "spec.resources.memory.",
+                peak_nbytes,
+            )
 
 
 def _job_metrics(ledger: Ledger) -> Iterator[Metric]:

@@ -38,21 +38,21 @@ def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int
     """
     found = []
     with suppress(OSError, KeyError):
-        found.append(1024 * _numbers(meminfo)["MemAvailable:"])
+        found.append(1024 * numbers(meminfo)["MemAvailable:"])
     for folder, limit, used, cached in (
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         with suppress(OSError, ValueError, KeyError):  # ValueError: the limit is "max".
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
-            found.append(left + _numbers(folder / "memory.stat")[cached])
+            found.append(left + numbers(folder / "memory.stat")[cached])
     return min(found, default=None)
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def numbers(path: Path) -> dict[str, int]:
     """Return {name: number} from a file with a name and a number on each line, such as /proc/meminfo."""
     words = (line.split() for line in path.read_text().splitlines())
-    return {name: int(number) for name, number, *_ in words if number.isdecimal()}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdecimal()}
 
 
 def cpu_time_s(root: Path = ROOT) -> float | None:
@@ -61,7 +61,7 @@ def cpu_time_s(root: Path = ROOT) -> float | None:
     It is read from cgroup v2 or, without cgroup v2, from v1.
     """
     with suppress(OSError, KeyError):
-        return _numbers(root / "cpu.stat")["usage_usec"] / 1e6
+        return numbers(root / "cpu.stat")["usage_usec"] / 1e6
     with suppress(OSError, ValueError):
         return int((root / "cpuacct" / "cpuacct.usage").read_text()) / 1e9
     return None

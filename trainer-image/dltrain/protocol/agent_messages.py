@@ -199,6 +199,14 @@ class RankStarved(Record):
     waited_s: float
 
 
+class PodMemoryPeak(Record):
+    """The most main memory in bytes that the pod has needed in this attempt, without page cache that can be dropped."""
+
+    type: Literal["pod_memory_peak"] = "pod_memory_peak"
+    attempt: str
+    nbytes: int
+
+
 class Explain(Record):
     """The coordinator asks for the stacks of all ranks, because one rank hangs.
 
@@ -248,8 +256,8 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | RankStarved | Explain | RankLog
-    | RankEnded | Leaving | Beat,
+    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | RankStarved | PodMemoryPeak | Explain
+    | RankLog | RankEnded | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip
 _adapter: TypeAdapter[Line] = TypeAdapter(Line)

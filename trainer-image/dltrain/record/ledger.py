@@ -4,6 +4,7 @@ from collections import Counter
 
 from dlcontract import (
     MAX_METRICS,
+    MAX_POD_NBYTES,
     MAX_REFUSED_SIZES,
     CheckpointMark,
     Failure,
@@ -11,6 +12,7 @@ from dlcontract import (
     Mismatch,
     Outcome,
     Plan,
+    PodMemory,
     ProbePoint,
     RankMeasure,
     RefusedSize,
@@ -100,6 +102,8 @@ class Ledger:
         self.refused_sizes: tuple[RefusedSize, ...] = ()
         """Numbers of ranks with which an elastic script failed. With these, it is not launched again for this plan."""
         self._structure: Structure | None = None
+        self.pod_memory: PodMemory | None = None
+        """The most memory that a pod has needed with ``plan``, in all attempts; None: unknown."""
         self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
@@ -135,7 +139,7 @@ class Ledger:
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
         self._structure = previous.structure
         if previous.plan_digest == self.plan.digest():
-            self.refused_sizes = previous.refused_sizes
+            self.refused_sizes, self.pod_memory = previous.refused_sizes, previous.pod_memory
 
     @property
     def step(self) -> int:
@@ -221,6 +225,13 @@ class Ledger:
         """
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
+    def record_memory(self, pod: str, nbytes: int) -> None:
+        """Record that a pod has needed so many bytes of main memory in the present attempt."""
+        ranks = sum(rank.pod == pod for rank in self._placed.ranks)
+        known = self.pod_memory.peak_nbytes if self.pod_memory is not None else 0
+        if ranks and known < nbytes <= MAX_POD_NBYTES:
+            self.pod_memory = PodMemory(pod=pod, ranks=ranks, peak_nbytes=nbytes)
+
     def forget_rank(self, number: int) -> None:
         """Exclude a rank that has ended from hang detection, because it sends no more messages."""
         self._hangs.forget(number)
@@ -300,6 +311,7 @@ class Ledger:
             energy=self.energy,
             refused_sizes=self.refused_sizes[:MAX_REFUSED_SIZES],
             structure=self._structure,
+            pod_memory=self.pod_memory,
         )
 
     @property

@@ -253,3 +253,11 @@ class PlanStatus(ApiModel):
             "observed.",
         ),
     ] = None
+    memory: Annotated[
+        str | None,
+        Field(
+            max_length=256,
+            description="What earlier runs of the job's script in this namespace have shown about the memory of a pod. "
+            "Unset if the pods do not request their memory because of that.",
+        ),
+    ] = None

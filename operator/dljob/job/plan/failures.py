@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from dlcontract import FailureAllowance
+from dljob.calibrate.memory import MORE_MEMORY
 
 MAX_OPEN = 10
 """Maximum number of open failures: those to which a rule about conditions may still apply. The oldest are dropped.
@@ -22,8 +23,6 @@ MAX_EVICTED = 32
 """Number of evicted pods whose uids are stored, so that each eviction is counted once.
 
 It exceeds the number of evictions that the operator's cache holds for one job (16)."""
-MORE_MEMORY = (2.0, 1.5, 1.25)
-"""Factors on the memory of pods that reached their limit, in the order in which the planner tries them."""
 
 
 class OpenFailure(BaseModel):
@@ -98,6 +97,11 @@ class FailureRecord(FailureAllowance):
     memory_digest: Annotated[str, Field(max_length=64, description="Digest of the spec at that time.")] = ""
     memory_nbytes: Annotated[
         int, Field(ge=0, le=2**63 - 1, description="Memory in bytes that each pod of this spec needs at least.")
+    ] = 0
+
+    memory_exceeded_nbytes: Annotated[
+        int,
+        Field(ge=0, le=2**63 - 1, description="Memory in bytes of each pod before it was raised to ``memory_nbytes``."),
     ] = 0
 
     def memory_to_try(self, digest: str | None, present_nbytes: int) -> tuple[int, ...]:

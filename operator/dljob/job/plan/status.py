@@ -156,4 +156,5 @@ def plan_status(
         agent=agent if (agent := spec.trainer.agent_source) is not AgentSource.FROM_IMAGE else None,
         missing_fields=enabled_by(decision.missing, decision.structure) or None,
         structure=text_of(decision.structure) if decision.structure else None,
+        memory=decision.memory_text,
     )

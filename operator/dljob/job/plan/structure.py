@@ -1,12 +1,17 @@
-"""Translate the observed structure of a job's script from its report to the form in which profiles store it."""
+"""Translate what a report shows about a job's script, its structure and its memory, to the form that profiles store."""
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
-from dljob.api.profile import ObservedStructure, ObservedWork
+from dljob.api.script_profile import ObservedStructure, ObservedWork
+from dljob.calibrate.memory import MemoryPoint
+from dljob.cluster import quantity
+from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.stored import StoredPlan, threads
 
 MAX_PER_SAMPLE = 1e18
 """Largest number of operations or bytes of a sample. A report with more is not used."""
+MAX_ROUNDING = 2**20
+"""Bytes by which the memory limit of a pod may exceed the memory of its plan, because pods request whole MiB."""
 
 
 def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) -> ObservedStructure | None:
@@ -33,6 +38,46 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
         step_s=(seen.step_s or None) if timed else None,
         steps=seen.steps if timed and complete else 0,
     )
+
+
+def observed_memory(
+    spec: DLJobSpec, report: Report | None, accepted: StoredPlan, *, failed: bool
+) -> tuple[str, MemoryPoint] | None:
+    """Return what a run of a training script has shown about the memory of a pod, with the type of device of this pod.
+
+    The run succeeded, goes on, or ended for good (``failed``). Return None for built-in models, whose memory is
+    predicted, for model parallelism, whose ranks differ, and if nothing is known. A peak above the memory limit of the
+    pod is not possible and therefore not used: the trainer wrote the report. The memory of the pods is sufficient if
+    the run succeeded, and too little if it failed, after ranks or pods had reached their limit with this memory.
+
+    If the operator has raised the memory, a peak below the amount that was too little is not used either: it was missed
+    between two samples. A run that succeeded then counts as one that needed all that it had.
+    """
+    plan, record = accepted.plan, accepted.failures or FailureRecord()
+    if not spec.trainer.command or plan.splits_model:
+        return None
+    limit = int(quantity(spec.resources.memory)) if spec.resources.memory else accepted.memory_nbytes
+    of_plan = report if report is not None and report.plan_number == plan.number else None
+    seen = of_plan.pod_memory if of_plan is not None else None
+    if seen is not None and seen.peak_nbytes > limit + MAX_ROUNDING:
+        seen = None
+    ranks = [rank for rank in plan.ranks if rank.pod == (seen.pod if seen is not None else plan.ranks[0].pod)]
+    complete = of_plan is not None and of_plan.phase is RunPhase.SUCCEEDED
+    peak = seen.peak_nbytes if seen is not None else None
+    enough, tight = None, None
+    kills = record.memory_kills if record.memory_digest == accepted.spec_digest else 0
+    exceeded = record.memory_exceeded_nbytes if kills else 0
+    if kills > record.memory_answered:
+        tight = limit if failed else None
+    elif (peak or 0) > exceeded:
+        enough = limit if complete else None
+    elif exceeded:
+        peak, enough, tight = (limit, limit, None) if complete else (None, None, exceeded)
+    if not ranks or (peak or enough or tight) is None:
+        return None
+    share = max(rank.share for rank in ranks)
+    batch = None if spec.global_batch_size is None else max(1, -(-share // plan.micro_batches))
+    return ranks[0].device, MemoryPoint(len(ranks), batch, plan.parallelism, peak, enough, tight)
 
 
 def stored_structure(

@@ -166,7 +166,9 @@ def _why_not(node: Node, request: Request) -> str | None:
         return f"{node.free_cpu:.3g} CPUs are free, but {cpu:.3g} are needed"
     memory = request.memory_per_pod_nbytes or max(PROCESS_NBYTES, request.memory_least_nbytes)
     if node.free_memory_nbytes < memory:
-        return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory are free, but {memory / 2**30:.2g} GiB are needed"
+        measured = "an earlier run measured that " if request.memory_measured else ""
+        free_GiB, memory_GiB = node.free_memory_nbytes / 2**30, memory / 2**30
+        return f"{free_GiB:.2g} GiB of memory are free, but {measured}{memory_GiB:.2g} GiB are needed"
     return None
 
 

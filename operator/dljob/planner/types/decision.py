@@ -229,6 +229,8 @@ class Decision:
     """Text with the space of the plan's data on each node and the time to fetch it; None without such data."""
     structure: Structure | None = None
     """The observed structure of the job's script from which the times are predicted; None if the spec has a model."""
+    memory_text: str | None = None
+    """What earlier runs have shown about the memory of pods, if pods request so much because of it; otherwise None."""
     missing: tuple[str, ...] = ()
     """The fields that the spec lacks, and without which there was no search for the best plan."""
 

@@ -112,7 +112,11 @@ class Request:
     memory_per_pod_nbytes: int | None = None
     memory_least_nbytes: int = 0
     """Main memory in bytes that each pod gets at least, whatever is predicted, because pods with less reached their
-    limit. It has no effect if ``memory_per_pod_nbytes`` is set."""
+    limit, or an earlier run needed as much. It has no effect if ``memory_per_pod_nbytes`` is set."""
+    memory_admitted: bool = False
+    """True if Kueue has admitted the memory of the pods, so that measurements must not raise it."""
+    memory_measured: bool = False
+    """True if ``memory_least_nbytes`` follows from the measured memory of earlier runs."""
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
     paced: bool = False

@@ -126,7 +126,8 @@ def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureReco
     """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
     changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": accepted.spec_digest}
     if record.memory_digest != accepted.spec_digest:
-        changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_kills": 1}
+        changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_exceeded_nbytes": 0}
+        changes["memory_kills"] = 1
     else:
         changes["memory_kills"] = record.memory_kills + 1
     return record.model_copy(update=changes)
@@ -156,7 +157,8 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
     elif record.memory_kills > record.memory_answered:
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Raising", f"{text}. The next plan gives pods more memory"))
     elif record.memory_nbytes > 0 and (shown is None or shown.reason != "CannotRaise"):
-        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record)))
+        script = bool(parsed.spec.trainer.command)
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Raised", raised(record, script=script)))
     elif shown is not None and shown.reason == "CannotRaise":
         draft.verdicts.append(Verdict(CONDITION, TRUE, shown.reason, shown.message))
     else:  # The status with the reason was not written, or the spec is again as it was then.
@@ -164,11 +166,17 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
         draft.verdicts.append(Verdict(CONDITION, TRUE, "CannotRaise", f"{text}. {remedy}"))
 
 
-def raised(record: FailureRecord) -> str:
-    """Return the message of the reason Raised, with the memory that pods request since."""
+def raised(record: FailureRecord, *, script: bool) -> str:
+    """Return the message of the reason Raised, with the memory that pods request since.
+
+    ``script``: True for a training script, whose memory profiles store for its next jobs.
+    """
+    text = f"{record.memory_kill}; since then, each pod requests {gibibytes(record.memory_nbytes)}"
+    if script:
+        return f"{text}. The next job of this script in this namespace begins with what this one needs"
     return (
-        f"{record.memory_kill}; since then, each pod requests {gibibytes(record.memory_nbytes)}. Set "
-        f"spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins with it"
+        f"{text}. Set spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins "
+        "with it"
     )
 
 

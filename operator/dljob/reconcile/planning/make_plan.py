@@ -25,7 +25,7 @@ from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import room_cpu, usable
 from dljob.planner.plan import plan
-from dljob.planner.types.texts import duration
+from dljob.planner.types.texts import duration, gibibytes
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
@@ -157,8 +157,11 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
         return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
 
+    admitted = parsed.accepted if parsed.within is not None else None
+    request = replace(request, memory_admitted=admitted is not None)
+    least = admitted.memory_nbytes if admitted is not None and admitted.status.memory else 0
     found: StoredPlan | Infeasible
-    for nbytes in parsed.memory_to_try or (0,):
+    for nbytes in parsed.memory_to_try or (least,):
         found = within_limits(parsed, replace(request, memory_least_nbytes=nbytes), view, config, attempt)
         if isinstance(found, StoredPlan):
             break
@@ -369,6 +372,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     text = f"plan {status.number}: {status.summary}; {times}"
     if (batch := status.batch_choice) is not None:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
+    if status.memory:
+        text = f"{text}; {gibibytes(accepted.memory_nbytes)} of memory per pod, {status.memory}"
     if status.placement:
         text = f"{text}; {status.placement}"
     if accepted.warning:

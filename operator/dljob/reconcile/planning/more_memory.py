@@ -1,5 +1,8 @@
 """Give the pods of a job more memory after ranks or pods ended at their memory limit (``failures.memory_kills``)."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from dljob.api import PlanningMode
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.stored import StoredPlan
@@ -80,12 +83,12 @@ def replacing(accepted: StoredPlan | None, found: StoredPlan) -> StoredPlan:
     if record.memory_kills <= record.memory_answered or record.memory_digest != accepted.spec_digest:
         return found
     counts = {"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1}
-    return found.model_copy(update=counts).with_failures(_answered(record, found.memory_nbytes))
+    raised = {"memory_nbytes": found.memory_nbytes, "memory_exceeded_nbytes": accepted.memory_nbytes}
+    return found.model_copy(update=counts).with_failures(_answered(record, raised))
 
 
-def _answered(record: FailureRecord, nbytes: int | None = None) -> FailureRecord:
-    changes: dict[str, object] = {"memory_answered": record.memory_kills}
-    return record.model_copy(update=changes if nbytes is None else changes | {"memory_nbytes": nbytes})
+def _answered(record: FailureRecord, raised: Mapping[str, int] = MappingProxyType({})) -> FailureRecord:
+    return record.model_copy(update={"memory_answered": record.memory_kills, **raised})
 
 
 def _replace(draft: Draft, verdict: Verdict) -> None:

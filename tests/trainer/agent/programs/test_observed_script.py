@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlcontract import ModelRef, RunPhase
+from dltrain.host.pod_memory import held_nbytes
 from support.trainer.pods import Job
 
 pytestmark = [
@@ -41,3 +42,13 @@ def test_python_of_a_shell_script_is_observed_unless_it_is_switched_off(
     report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED), 180.0)
     assert report.phase is RunPhase.SUCCEEDED, two.logs()
     assert (report.structure is not None) == seen and ("dljob: observed a step" in two.pods[0].text()) == seen
+
+
+def test_memory_of_the_pods_is_in_the_report(two: Job) -> None:
+    """Also of a script without Python. The pods of this test have no cgroup of their own."""
+    two.start(two.plan(model=ModelRef(command=("sleep", "1.5"), framework="Torchrun")), DLTRAIN_IMPORT_AHEAD="off")
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+    assert report.phase is RunPhase.SUCCEEDED, two.logs()
+    found = report.pod_memory
+    assert (found is None) == (held_nbytes() is None)
+    assert found is None or (found.pod in two.plan().pods and found.ranks == 1 and found.peak_nbytes > 2**20)

@@ -82,6 +82,10 @@ structures = some(
     optimizer_slots=st.integers(0, 2), work=st.lists(works, max_size=8), steps=counts, step_s=st.none() | seconds,
     world_size=st.sampled_from((1, 2, 100_000)),
 )  # fmt: skip
+memories = some(
+    {"pod": st.sampled_from(("digits-cpu-0", "digits-cpu-1", "x")), "ranks": st.sampled_from((1, 2, 4096)),
+     "peak_nbytes": st.sampled_from((1, 10**8, 2**50))},
+)  # fmt: skip
 marks = ("agents_up", "launched", "imported", "rendezvous", "first_step")
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "step": counts,
@@ -111,6 +115,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "refused_sizes": st.lists(some({"ranks": counts, "message": texts}), max_size=3),
     "link_latency_s": st.none() | seconds,
     "structure": st.none() | structures,
+    "pod_memory": st.none() | memories,
     "link_bandwidth_Bps": st.none() | st.sampled_from((5e-324, 1.0, 1e9, 1e15)),
 }  # fmt: skip
 assert PARTS.keys() | {"schema_", "uid", "plan_number", "plan_digest", "term", "phase"} == Report.model_fields.keys()

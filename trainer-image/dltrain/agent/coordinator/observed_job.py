@@ -146,7 +146,7 @@ class ObservedJob:
     def adopt(self, plan: Plan) -> None:
         """Replace the current plan by ``plan``, which changes how the job trains, such as its nodes or batch sizes."""
         self.plan = self.ledger.plan = plan
-        self.ledger.refused_sizes = ()
+        self.ledger.refused_sizes, self.ledger.pod_memory = (), None
         self.stopping_rule = self._stopping_rule()
 
     def _stopping_rule(self) -> StoppingRule | None:
@@ -252,6 +252,8 @@ class ObservedJob:
                     attempt.hung = (line.rank, line.stopped_s)
             case proto.RankStarved():
                 self._starved_s = max(self._starved_s, line.waited_s)
+            case proto.PodMemoryPeak():
+                self.ledger.record_memory(pod, line.nbytes)
             case proto.RankLog():
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded() if pod in attempt.lost:

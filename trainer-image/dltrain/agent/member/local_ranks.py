@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from dlcontract import MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.mpi_daemon import MpiDaemon
+from dltrain.agent.member.rank_watch import RankWatch
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.staged_checkpoints import StagedCheckpoints
 from dltrain.agent.member.tunnel import Tunnel
@@ -27,7 +28,7 @@ from dltrain.host import cgroup
 from dltrain.host.log_files import LogFiles
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output, available
-from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
+from dltrain.host.processes import Exit, Process, Reaper
 from dltrain.host.tasks import Tasks
 from dltrain.launch import commands, rank_environment
 from dltrain.launch.refused_launchers import write_refused_launchers
@@ -36,6 +37,7 @@ from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
 from dltrain.protocol import rank_messages
 from dltrain.protocol.agent_messages import (
     DaemonEnded,
+    PodMemoryPeak,
     RankEnded,
     RankLog,
     RankStarved,
@@ -47,7 +49,7 @@ from dltrain.protocol.rank_messages import Hello, Observed, Step, invalid_messag
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
-Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded
+Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded | PodMemoryPeak
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """A function that runs the MPI daemon on another pod, in place of ssh: (host, shell command) → (exit code, last
 output)."""
@@ -85,6 +87,7 @@ class LocalRanks:
         self.attempt = ""
         self._pod, self._interface = pod, interface_of(pod_ip)
         self._env, self._emit = env, emit
+        self.watch = RankWatch(emit)
         self._daemon = MpiDaemon(reaper, env, pod_ip, run_dir, tunnel)
         self.staged = StagedCheckpoints(reaper, env, pod, self.plan_file, emit)
         self._plan: Plan | None = None
@@ -110,28 +113,15 @@ class LocalRanks:
             path = self.run_dir / name
             path.unlink(missing_ok=True)
             await asyncio.start_unix_server(handler, path, limit=2**22)
-        self._tasks.spawn(self._watch_stopped())
+        self._tasks.spawn(self._watch_ranks())
 
-    async def _watch_stopped(self) -> None:
-        """Report ranks that SIGSTOP has stopped, and those that get too little processor time. Never return.
-
-        Kill a stopped MPI daemon, or a stopped zygote with its ranks, which ends the attempt.
-        """
-        stopped, starved = StoppedProcesses(), StarvedProcesses()
+    async def _watch_ranks(self) -> None:
+        """Look at the ranks every ``STOPPED_POLL_S`` seconds (``RankWatch``). Never return."""
         while True:
             await asyncio.sleep(STOPPED_POLL_S)
             ranks = {run.process: run.rank.rank for run in self.running.values()}
-            for process, waited_s in starved.poll(ranks, time.monotonic()).items():
-                self._emit(RankStarved(attempt=self.attempt, rank=ranks[process], waited_s=waited_s))
             helpers = {self._daemon.process: "the MPI daemon", self.spawner.zygote: "the zygote"}
-            known = [process for process in (*ranks, *helpers) if process is not None]
-            for process, stopped_s in stopped.poll(known, time.monotonic()).items():
-                if process in ranks:
-                    self._emit(RankStopped(attempt=self.attempt, rank=ranks[process], stopped_s=stopped_s))
-                else:
-                    what = helpers[process]
-                    log.warning("SIGSTOP stopped %s %.0f s ago; killing it, so all ranks end", what, stopped_s)
-                    process.kill()
+            self.watch.poll(self.attempt, ranks, helpers)
 
     async def begin(self, attempt: str, plan: Plan) -> None:
         """Kill the processes of the previous attempt (launch of all ranks), and prepare this pod for a new attempt.
@@ -151,6 +141,7 @@ class LocalRanks:
         for rank in self.ranks_here():
             self.log_files.write(rank.rank, f"=== attempt {attempt}, pod {self._pod}\n".encode())
         self._oom_kills = cgroup.oom_kills()
+        self.watch.begin()
 
     async def end(self) -> None:
         """Kill the ranks and the MPI daemon, and wait until they have ended."""
@@ -287,6 +278,7 @@ class LocalRanks:
         await run.output.drained()
         killed = self._out_of_memory(end)
         end = await self.staged.rank_ended(attempt, run.rank.rank, end, is_last=len(self.running) == 1)
+        self.watch.report_memory(attempt)
         if self.running.get(run.rank.rank) is run:
             del self.running[run.rank.rank]
         self._emit(

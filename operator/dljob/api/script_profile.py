@@ -1,0 +1,91 @@
+"""The parts of a DLProfile that runs of a training script have shown: the costs of a step, and the memory of pods."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dlcontract import MAX_POD_NBYTES
+from dljob.api.base import MAX_S, FiniteModel
+
+MAX_MEMORY = 8
+"""Maximum number of stored memory measurements of a script on a device type."""
+
+
+class ObservedWork(FiniteModel):
+    """Operations of one kind in a step of a script."""
+
+    kind: Annotated[str, Field(max_length=32, description="convolution, product, pool or other.")]
+    count: Annotated[int, Field(ge=1, le=10**6, description="Number of operations in the forward pass.")]
+    forward_flops_per_sample: Annotated[float, Field(ge=0, le=1e18)] = 0.0
+    moved_bytes_per_sample: Annotated[
+        float, Field(ge=0, le=1e18, description="Bytes of activations that both passes read and write.")
+    ] = 0.0
+
+
+class ObservedStructure(FiniteModel):
+    """Costs of a step of a script that no spec describes, as rank 0 of a run showed them."""
+
+    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters.")]
+    flops_per_sample: Annotated[
+        float, Field(gt=0, le=1e18, description="Floating-point operations of one forward and backward pass.")
+    ]
+    activation_bytes_per_sample: Annotated[
+        float, Field(ge=0, le=1e18, description="Bytes of activations that one sample needs for the backward pass.")
+    ] = 0.0
+    sample_bytes: Annotated[float, Field(ge=0, le=1e15, description="Bytes of a sample.")] = 0.0
+    batch: Annotated[int, Field(ge=1, le=10**9, description="Samples of the rank in a step.")]
+    optimizer_slots: Annotated[
+        int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
+    ] = 0
+    work: Annotated[tuple[ObservedWork, ...], Field(max_length=8, description="Operations by kind.")] = ()
+    nodes: Annotated[int, Field(ge=1, description="Nodes of the run.")] = 1
+    ranks_per_node: Annotated[int, Field(ge=1)] = 1
+    cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs.")] = None
+    step_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=MAX_S,
+            description="Median time of a step, of the first steps until the run is complete. Unset if its devices are "
+            "of several types, or if it was restarted.",
+        ),
+    ] = None
+    steps: Annotated[
+        int, Field(ge=0, le=2**53, description="Steps of the whole training. 0: unknown, such as after a restart.")
+    ] = 0
+
+
+Nbytes = Annotated[int, Field(ge=1, le=MAX_POD_NBYTES)]
+
+
+class MeasuredMemory(FiniteModel):
+    """Main memory of the pods of a training script in runs with equal ranks per pod, batch and strategy."""
+
+    ranks: Annotated[int, Field(ge=1, le=4096, description="Ranks in the pod.")]
+    batch: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Largest local batch size in the pod; with gradient accumulation, of a micro-batch. Unset: "
+            "the script decides it.",
+        ),
+    ] = None
+    strategy: Annotated[str, Field(max_length=32, description="Parallelism strategy of the runs.")] = "Data"
+    peak_bytes: Annotated[
+        Nbytes | None,
+        Field(
+            description="The most memory that a pod needed, without page cache that the kernel can drop. Each complete "
+            "run that needed less lowers it by at most a tenth. Unset: not measured."
+        ),
+    ] = None
+    sufficient_bytes: Annotated[
+        Nbytes | None,
+        Field(description="Least memory of a pod with which a run was complete. Unset: no run was."),
+    ] = None
+    insufficient_bytes: Annotated[
+        Nbytes | None,
+        Field(
+            description="Most memory of a pod with which pods reached their memory limit and a job failed, since the "
+            "last complete run. Unset: no job failed."
+        ),
+    ] = None

@@ -1,0 +1,101 @@
+"""Tests of the measured memory of scripts: what is stored after a run, and what the next pods need."""
+
+import pytest
+
+from dljob.calibrate.memory import MAX_POINTS, ROOM_NBYTES, MemoryPoint, amounts_nbytes, remembered
+
+GIB = 2**30
+PROCESS = GIB // 4
+
+
+def after(*runs: MemoryPoint) -> MemoryPoint:
+    points: tuple[MemoryPoint, ...] = ()
+    for run in runs:
+        points = remembered(points, run)
+    [found] = points
+    return found
+
+
+def amounts(points: list[MemoryPoint], ranks: int, batch: int | None, strategy: str = "Data") -> tuple[int, ...]:
+    return amounts_nbytes(points, ranks, batch, strategy, PROCESS)
+
+
+def test_a_pod_needs_the_peak_with_a_margin() -> None:
+    assert MemoryPoint(1, peak_nbytes=2 * GIB).needed_nbytes == int(1.15 * 2 * GIB) + ROOM_NBYTES
+    assert MemoryPoint(1).needed_nbytes == 0
+
+
+def test_no_pod_needs_more_than_what_was_enough() -> None:
+    """Otherwise a node on which the script has run before would be left out."""
+    assert MemoryPoint(1, peak_nbytes=2600, sufficient_nbytes=2728).needed_nbytes == 2728
+    assert MemoryPoint(1, peak_nbytes=100, sufficient_nbytes=16 * GIB).needed_nbytes < GIB
+    assert MemoryPoint(1, sufficient_nbytes=2728).needed_nbytes == 2728, "an older agent measured no peak"
+
+
+@pytest.mark.parametrize(
+    ("runs", "found"),
+    [
+        ([(500, None, None)], (500, None, None)),
+        ([(500, None, None), (700, None, None)], (700, None, None)),
+        ([(700, None, None), (500, None, None)], (700, None, None)),
+        ([(700, 800, None), (500, 800, None)], (630, 800, None)),
+        ([(700, 800, None), (690, 800, None)], (690, 800, None)),
+        ([(700, 800, None), (900, 1000, None)], (900, 1000, None)),
+        ([(700, 800, None), (700, 1600, None)], (700, 800, None)),
+        ([(600, None, 682)], (600, None, 682)),
+        ([(600, None, 682), (600, None, 500)], (600, None, 682)),
+        ([(600, None, 682), (1000, 1364, None)], (1000, 1364, None)),
+        ([(700, 800, None), (900, None, 1000)], (900, None, 1000)),
+        ([(900, None, 1000), (500, 600, None)], (810, None, None)),
+        ([(None, 800, None), (None, None, 600)], (None, 800, 600)),
+    ],
+)
+def test_next_run_is_remembered(
+    runs: list[tuple[int | None, ...]], found: tuple[int | None, int | None, int | None]
+) -> None:
+    last = after(*(MemoryPoint(1, 32, "Data", *run) for run in runs))
+    assert (last.peak_nbytes, last.sufficient_nbytes, last.insufficient_nbytes) == found
+
+
+def test_few_points_are_stored_and_the_most_recent_ones() -> None:
+    points: tuple[MemoryPoint, ...] = ()
+    for batch in range(1, 20):
+        points = remembered(points, MemoryPoint(1, batch, peak_nbytes=100))
+        points = remembered(points, MemoryPoint(1, 1, peak_nbytes=100))
+    assert len(points) == MAX_POINTS and points[-1].batch == 1 and points[0].batch == 13
+
+
+def test_smaller_runs_need_no_more_than_a_larger_one() -> None:
+    point = MemoryPoint(2, 64, peak_nbytes=2 * GIB)
+    for ranks, batch in ((2, 64), (1, 64), (2, 32), (1, None)):
+        assert amounts([point], ranks, batch) == (point.needed_nbytes,)
+    closer = MemoryPoint(1, 32, peak_nbytes=GIB)
+    assert amounts([point, closer], 1, 16) == (closer.needed_nbytes,)
+    assert amounts([point, closer], 2, 48) == (point.needed_nbytes,)
+
+
+def test_own_measurement_counts_more_than_that_of_a_larger_run() -> None:
+    own, larger = MemoryPoint(1, 32, peak_nbytes=3 * GIB), MemoryPoint(2, 64, peak_nbytes=2 * GIB)
+    assert amounts([own, larger], 1, 32) == (own.needed_nbytes,)
+
+
+def test_more_ranks_need_more_and_larger_batches_are_tried_with_more() -> None:
+    point = MemoryPoint(2, 32, peak_nbytes=2 * GIB)
+    need = point.needed_nbytes
+    assert amounts([point], 4, 32) == (2 * need, need)
+    assert amounts([point], 2, 64) == (2 * PROCESS + 2 * (need - 2 * PROCESS), need), "but not less than measured"
+    assert amounts([point], 4, 64) == (2 * (2 * PROCESS + 2 * (need - 2 * PROCESS)), 2 * need, need)
+    assert amounts([MemoryPoint(2, None, peak_nbytes=2 * GIB)], 2, 64) == (need,), "the script decides its batch"
+
+
+def test_measurements_of_another_strategy_do_not_count() -> None:
+    assert amounts([MemoryPoint(1, 32, "Sharded", peak_nbytes=GIB)], 1, 32) == ()
+    assert amounts([MemoryPoint(1, 32, "Sharded", peak_nbytes=GIB)], 1, 32, "Sharded")
+    assert amounts([], 1, 32) == ()
+
+
+def test_after_too_little_memory_there_is_more() -> None:
+    failed = MemoryPoint(1, 32, peak_nbytes=GIB, insufficient_nbytes=2 * GIB)
+    assert amounts([failed], 1, 32) == (4 * GIB, 3 * GIB, 5 * GIB // 2)
+    assert amounts([failed], 2, 64)[-1] > 2 * GIB, "more ranks and samples do not need less"
+    assert amounts([failed], 1, 16) == (failed.needed_nbytes,), "a smaller batch may need less"

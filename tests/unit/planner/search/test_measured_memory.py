@@ -1,0 +1,109 @@
+"""Tests of plans for scripts whose earlier runs have shown how much memory their pods need."""
+
+from dataclasses import replace
+
+import pytest
+
+from dljob.calibrate.learned import Learned
+from dljob.calibrate.memory import MemoryPoint
+from dljob.cli.tables import decision
+from dljob.planner import Infeasible, Request, plan
+from support.planner_questions import A100, decided, view
+
+GIB = 2**30
+MISSING = ("model", "dataset", "globalBatchSize", "epochs")
+SCRIPT = Request(job="j", global_batch=0, total_steps=0, collective="Torch", reduced_by_script=True, profile="program-1",
+                 nodes_min=2, nodes_max=2, uneven=False, missing=MISSING)  # fmt: skip
+DESCRIBED = Request(job="j", global_batch=64, total_steps=100, parameters=1000, flops_per_sample=1000.0, nodes_max=2,
+                    activation_nbytes_per_sample=1000, profile="program-1")  # fmt: skip
+CPUS = view({"device": "cpu", "count": 4, "cpu": 2, "memory": "6Gi"})
+
+
+def known(
+    device: str = "cpu", *, key: str = "program-1", ranks: int = 1, batch: int | None = None, **amounts: int
+) -> dict[tuple[str, str], Learned]:
+    return {(key, device): Learned(memory=(MemoryPoint(ranks, batch, "Data", **amounts),))}
+
+
+def host(request: Request, learned: dict[tuple[str, str], Learned], cluster: object = CPUS) -> int:
+    return decided(request, cluster, learned).chosen.prediction.host_memory_nbytes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("request_", [SCRIPT, DESCRIBED])
+def test_pods_request_what_earlier_runs_needed(request_: Request) -> None:
+    need = MemoryPoint(1, peak_nbytes=4 * GIB).needed_nbytes
+    before, found = decided(request_, CPUS), decided(request_, CPUS, known(peak_nbytes=4 * GIB))
+    assert before.memory_text is None and before.chosen.prediction.host_memory_nbytes < need
+    assert found.chosen.prediction.host_memory_nbytes == need and found.chosen in found.candidates
+    assert found.chosen.groups == before.chosen.groups
+    assert found.memory_text == "measured in an earlier run: a pod needed 4 GiB"
+    [line] = [text for text in decision(found) if text.startswith("Memory:")]
+    assert line.endswith("4.66 GiB per pod (measured in an earlier run: a pod needed 4 GiB)")
+    assert "assumption" not in (found.warning or "")
+
+
+@pytest.mark.parametrize("request_", [SCRIPT, DESCRIBED])
+def test_no_pod_requests_less_than_without_a_measurement(request_: Request) -> None:
+    small = decided(request_, CPUS, known(peak_nbytes=2**20))
+    assert small.chosen == decided(request_, CPUS).chosen and small.memory_text is None
+
+
+def test_memory_of_the_spec_is_not_changed() -> None:
+    own = replace(SCRIPT, memory_per_pod_nbytes=GIB)
+    assert decided(own, CPUS, known(peak_nbytes=4 * GIB)) == decided(own, CPUS)
+    admitted = replace(SCRIPT, memory_admitted=True)
+    assert decided(admitted, CPUS, known(peak_nbytes=4 * GIB)) == decided(admitted, CPUS)
+
+
+def test_measurements_of_other_scripts_and_of_gpus_do_not_count() -> None:
+    assert host(SCRIPT, known(peak_nbytes=4 * GIB, key="program-2")) == host(SCRIPT, {})
+    assert host(SCRIPT, known(A100, peak_nbytes=4 * GIB)) == host(SCRIPT, {})
+    assert host(SCRIPT, known("other-cpu", peak_nbytes=4 * GIB)) > host(SCRIPT, {}), "another type of CPU"
+
+
+def test_nodes_with_less_memory_are_left_out() -> None:
+    cluster = view(
+        {"device": "cpu", "count": 3, "cpu": 2, "memory": "3Gi"},
+        {"device": "large", "count": 2, "cpu": 2, "memory": "6Gi"},
+    )
+    assert [group.device for group in decided(SCRIPT, cluster).chosen.groups] == ["large"]
+    found = decided(replace(SCRIPT, nodes_min=2), cluster, known(peak_nbytes=4 * GIB))
+    assert [(group.device, group.nodes) for group in found.chosen.groups] == [("large", 2)]
+    assert ("3 x cpu", "3 GiB of memory are free, but an earlier run measured that 4.7 GiB are needed") in [
+        (each.summary, each.reason) for each in found.refusals
+    ]
+    none = plan(replace(SCRIPT, nodes_min=3, nodes_max=3), cluster, known(peak_nbytes=4 * GIB))
+    assert isinstance(none, Infeasible) and none.transient
+    assert any("an earlier run measured" in each.reason for each in none.refusals)
+
+
+def test_too_little_memory_is_raised_by_as_much_as_the_nodes_have() -> None:
+    tight = known(peak_nbytes=GIB, insufficient_nbytes=2 * GIB)
+    assert host(SCRIPT, tight) == 4 * GIB
+    assert decided(SCRIPT, CPUS, tight).memory_text == "measured in an earlier run: 2 GiB was too little"
+    for free, given in (("3.5Gi", 3 * GIB), ("2.6Gi", 5 * GIB // 2)):
+        assert host(SCRIPT, tight, view({"device": "cpu", "count": 4, "cpu": 2, "memory": free})) == given
+    less = plan(SCRIPT, view({"device": "cpu", "count": 4, "cpu": 2, "memory": "2.2Gi"}), tight)
+    assert isinstance(less, Infeasible)
+
+
+def test_larger_batch_gets_more_if_a_node_has_it() -> None:
+    measured = known(batch=16, peak_nbytes=2 * GIB)
+    need = MemoryPoint(1, peak_nbytes=2 * GIB).needed_nbytes
+    wide = replace(DESCRIBED, nodes_max=1)
+    assert host(replace(wide, global_batch=16), measured) == need
+    assert host(replace(wide, global_batch=32), measured) > 1.5 * need
+    assert host(replace(wide, global_batch=10_000), measured) == need, "no node has as much"
+
+
+def test_ranks_of_a_node_with_gpus_each_need_their_part() -> None:
+    cluster = view({"device": A100, "count": 1, "cpu": 64, "memory": "512Gi", "devices": 4})
+    asked = replace(SCRIPT, nodes_min=1, nodes_max=1)
+    [group] = decided(asked, cluster).chosen.groups
+    assert group.ranks_per_node == 4
+    need = MemoryPoint(2, peak_nbytes=60 * GIB).needed_nbytes
+    assert host(asked, known(A100, ranks=2, peak_nbytes=60 * GIB), cluster) == 2 * need
+    half = MemoryPoint(2, peak_nbytes=300 * GIB).needed_nbytes
+    assert host(asked, known(A100, ranks=2, peak_nbytes=300 * GIB), cluster) == half, "the ranks may share their data"
+    short = plan(asked, cluster, known(A100, ranks=2, peak_nbytes=500 * GIB))
+    assert isinstance(short, Infeasible) and "an earlier run measured" in short.refusals[0].reason

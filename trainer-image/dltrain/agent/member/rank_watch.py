@@ -1,0 +1,53 @@
+"""Look at the running ranks of a pod at intervals: stopped and starved ranks, and the memory that the pod needs."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from dltrain.host.pod_memory import PodMemory
+from dltrain.host.processes import Process, StarvedProcesses, StoppedProcesses
+from dltrain.protocol.agent_messages import PodMemoryPeak, RankStarved, RankStopped
+
+log = logging.getLogger(__name__)
+GROWTH = 1.02
+"""Factor by which the peak of the pod's memory must have grown before it is reported again while ranks run."""
+
+
+class RankWatch:
+    """What the agent sees of the ranks of its pod from outside. ``poll`` reads a few small files for each rank."""
+
+    def __init__(self, emit: Callable[[RankStopped | RankStarved | PodMemoryPeak], None]) -> None:
+        """``emit``: called with what must be reported to the coordinator."""
+        self._emit = emit
+        self._stopped, self._starved, self.memory = StoppedProcesses(), StarvedProcesses(), PodMemory()
+        self._reported_nbytes = 0
+
+    def begin(self) -> None:
+        """Forget the memory of the ranks of an earlier attempt."""
+        self.memory.begin()
+        self._reported_nbytes = 0
+
+    def poll(self, attempt: str, ranks: Mapping[Process, int], helpers: Mapping[Process | None, str]) -> None:
+        """Report ranks that SIGSTOP has stopped or that get too little processor time, and a larger peak of memory.
+
+        Kill a stopped process of ``helpers`` (process → name), which ends the attempt.
+        """
+        now_s = time.monotonic()
+        for process, waited_s in self._starved.poll(ranks, now_s).items():
+            self._emit(RankStarved(attempt=attempt, rank=ranks[process], waited_s=waited_s))
+        known = [process for process in (*ranks, *helpers) if process is not None]
+        for process, stopped_s in self._stopped.poll(known, now_s).items():
+            if process in ranks:
+                self._emit(RankStopped(attempt=attempt, rank=ranks[process], stopped_s=stopped_s))
+            else:
+                log.warning("SIGSTOP stopped %s %.0f s ago; killing it, so all ranks end", helpers[process], stopped_s)
+                process.kill()
+        if ranks:
+            self.memory.look(process.pid for process in ranks)
+            self.report_memory(attempt, GROWTH)
+
+    def report_memory(self, attempt: str, growth: float = 1.0) -> None:
+        """Report the peak of the pod's memory if it is more than ``growth`` times the last reported one."""
+        if self.memory.peak_nbytes > growth * self._reported_nbytes:
+            self._reported_nbytes = self.memory.peak_nbytes
+            self._emit(PodMemoryPeak(attempt=attempt, nbytes=self._reported_nbytes))
