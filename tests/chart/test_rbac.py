@@ -273,7 +273,7 @@ def test_users_of_namespaces_get_roles_for_jobs_only() -> None:
     assert {r["metadata"]["name"] for r in of_kind(render({"rbac": {"userRoles": False}}), "ClusterRole")} == {"dljob"}
 
 
-def test_role_for_plans_only_lists_and_nobody_has_it() -> None:
+def test_role_for_plans_only_reads_and_nobody_has_it() -> None:
     """A list of pods shows the environment variables of all namespaces, so an administrator decides who may read it."""
     objects = render()
     role = {role["metadata"]["name"]: role for role in of_kind(objects, "ClusterRole")}["dljob-plan"]
@@ -281,6 +281,9 @@ def test_role_for_plans_only_lists_and_nobody_has_it() -> None:
         ("", "nodes", "list"),
         ("", "pods", "list"),
         ("dljob.dev", "dlprofiles", "list"),
+        ("", "persistentvolumeclaims", "get"),
+        ("", "persistentvolumes", "get"),
+        ("storage.k8s.io", "storageclasses", "list"),
     }
     assert not any(label.startswith("rbac.authorization.k8s.io/") for label in role["metadata"]["labels"])
     bound = [*of_kind(objects, "ClusterRoleBinding"), *of_kind(objects, "RoleBinding")]

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
@@ -13,11 +13,14 @@ from dljob.client.operator_pods import OperatorPod
 from dljob.cluster import ClusterView
 from dljob.cluster.energy import DAY_S
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.job.defaults import with_defaults
 from dljob.job.observed import JOB_LABEL
 from dljob.job.plan.recommendation import Job, Recommendation, recommend
 from dljob.job.plan.status import figures
 from dljob.job.profiles import learned_by_model
-from dljob.planner import Choice, Decision, Learned, scaling
+from dljob.planner import Choice, Decision, Learned, VolumeLimit, scaling
+from dljob.reconcile.spec.volumes import mounted_claims, volume_limits
+from dljob.render import Names
 
 Constants = Mapping[tuple[str, str], Learned]
 _REMEDY = "Ask an administrator to bind the chart's ClusterRole for plans (dljob-plan) to you"
@@ -39,6 +42,8 @@ class ClusterState:
     without: Callable[[str, str], ClusterView] | None = None
     """Function that returns the nodes as if the pods of the job with this namespace and name were gone; None for a
     cluster that a file describes, which has no jobs."""
+    volumes: Mapping[tuple[str, str], tuple[VolumeLimit, ...]] = field(default_factory=dict)
+    """Namespace and name of a job → its claims that only some nodes can mount. ``with_volumes`` sets it."""
 
     def of_job(self, namespace: str, job: str) -> "ClusterState":
         """Return the state for the plan of a job: the measured constants of its namespace, and nodes that it can use.
@@ -95,6 +100,72 @@ async def observe(api: Any) -> ClusterState:
     return ClusterState(view, constants, operators, tuple(profiles), warning, without)
 
 
+async def with_volumes(
+    api: Any, state: ClusterState, jobs: Sequence[tuple[Job, str]], defaults: JobDefaults | None = None
+) -> ClusterState:
+    """Return the state with the claims of jobs that only some nodes can mount.
+
+    ``jobs``: each with its namespace. ``defaults``: the administrator's defaults; None: those of the operators in
+    ``state``. Without the permission to get claims or volumes, the result has a warning, and the plans of jobs that
+    need them may use any node. Raise ApiError if the API server answers with another error.
+    """
+    from dljob.kube import ApiError
+
+    found: dict[tuple[str, str], tuple[VolumeLimit, ...]] = {}
+    warning = None
+    for job, namespace in jobs:
+        own = defaults_of(state, namespace)[0] if defaults is None else defaults
+        try:
+            found[namespace, job.name] = await _limits(api, job, namespace, own)
+        except ApiError as error:
+            if not error.forbidden:
+                raise
+            warning = (
+                f"current cluster: {error.message}; expected the permission to get persistentvolumeclaims "
+                "and persistentvolumes, because a job runs only on nodes that can mount its volumes. This plan may "
+                f"use others. {_REMEDY}"
+            )
+    texts = [text for text in (state.warning, warning) if text]
+    return replace(state, volumes=found, warning="; ".join(texts) or None)
+
+
+async def _limits(api: Any, job: Job, namespace: str, defaults: JobDefaults) -> tuple[VolumeLimit, ...]:
+    """Return the claims of a job that only some nodes can mount. Of the cluster's volumes, only theirs are read.
+
+    Without the permission to list StorageClasses, a claim without a volume limits nothing.
+    """
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import CLAIM, STORAGE_CLASS, VOLUME, Kind
+    from dljob.kube.objects import storage
+
+    async def get(kind: Kind, where: str | None, name: str) -> Mapping[str, Any] | None:
+        try:
+            body: Mapping[str, Any] = await api.get(kind, where, name)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return None
+        return body
+
+    spec, claim_name = with_defaults(job.spec, defaults), Names(job.name, "").claim
+    names = mounted_claims(spec, claim_name)
+    bodies = {name: await get(CLAIM, namespace, name) for name in names}
+    claims = {name: storage.claim(body) for name, body in bodies.items() if body is not None}
+    volumes = {}
+    for claim in claims.values():
+        body = await get(VOLUME, None, claim.volume) if claim.volume else None
+        if body is not None and (nodes := storage.volume(body)) is not None:
+            volumes[claim.volume] = nodes
+    classes = []
+    if len(claims) < len(names) or any(claim.phase != "Bound" for claim in claims.values()):
+        try:
+            classes = [storage.storage_class(body) for body in await api.find(STORAGE_CLASS, None)]
+        except ApiError as error:
+            if not error.forbidden:
+                raise
+    return volume_limits(spec, claim_name, claims, classes, volumes)
+
+
 def _is_of(metadata: Mapping[str, Any], namespace: str, job: str) -> bool:
     """Return True if the pod with this metadata is one of a job."""
     return metadata.get("namespace") == namespace and (metadata.get("labels") or {}).get(JOB_LABEL) == job
@@ -124,14 +195,20 @@ def defaults_of(state: ClusterState, namespace: str) -> tuple[JobDefaults, NodeT
 
 
 def planned(
-    job: Job, state: ClusterState, defaults: JobDefaults = NO_DEFAULTS, templates: NodeTemplates = NO_TEMPLATES
+    job: Job,
+    state: ClusterState,
+    defaults: JobDefaults = NO_DEFAULTS,
+    templates: NodeTemplates = NO_TEMPLATES,
+    namespace: str = "",
 ) -> tuple[Recommendation, list[tuple[int, Choice]]]:
     """Return the plan of a job that would be planned now, and its scaling curve: (number of nodes, best plan for it).
 
-    Raise BadInputError for a job that cannot be planned.
+    ``namespace``: that of the job, to find its volumes in ``state``. Raise BadInputError for a job that cannot be
+    planned.
     """
     try:
-        found = recommend(job, state.view, state.constants, defaults, templates, time.time() % DAY_S)
+        volumes = state.volumes.get((namespace, job.name), ())
+        found = recommend(job, state.view, state.constants, defaults, templates, time.time() % DAY_S, volumes)
     except ValueError as error:
         raise BadInputError(f"{job.name}: {error}") from None
     curve = scaling(found.request, found.view, state.constants) if isinstance(found.answer, Decision) else []

@@ -82,4 +82,4 @@ def parse_templates(text: str, architectures: Collection[str] = ()) -> tuple[Nod
             f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template "
             "of the chart value autoscaling.nodeTemplates"
         )
-    return on_platforms(found, architectures)
+    return on_platforms((replace(node, exists=False) for node in found), architectures)

@@ -48,6 +48,8 @@ class Node:
     """Number of pods for which the node has room, whatever they request; None if it is unknown."""
     wrong_platform: bool = False
     """True if no pod of a job can run on the node, because of its operating system or architecture (``left_out``)."""
+    exists: bool = True
+    """False for a node that an autoscaler can add. It may get labels that ``labels`` lacks."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from dljob.kube.kinds import (
     QUOTA,
     STATEFUL_SET,
     STORAGE_CLASS,
+    VOLUME,
     Kind,
 )
 from dljob.kube.objects.trim import older, version_number
@@ -44,7 +45,7 @@ from dljob.kube.watch.reflector import SILENCE_S
 log = logging.getLogger("dljob.watches")
 
 REFLECTED = (
-    STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PRIORITY_CLASS, PROFILE, QUOTA, LIMIT_RANGE,
+    STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, VOLUME, PRIORITY_CLASS, PROFILE, QUOTA, LIMIT_RANGE,
 )  # fmt: skip
 WATCHED = (DLJOB, *REFLECTED)
 CAPACITY = {NODE, POD, QUOTA, LIMIT_RANGE}
@@ -364,7 +365,7 @@ class Watches:
             for each in self._cache.jobs():
                 if each.namespace == meta["namespace"] and self._cache.runs(each.key):
                     self._queue.add(each.key)
-        if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
+        if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM, VOLUME):
             self._unsettled.add(kind)
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
@@ -388,13 +389,12 @@ class Watches:
     def _settle(self) -> None:
         """Handle the changes of the last ``SETTLE_S``: report those of capacity, and queue the jobs that are affected.
 
-        Claims and storage classes affect jobs that wait for volumes. Nodes affect jobs with pods on lost nodes.
+        Claims, classes and volumes affect jobs that wait for them. Nodes affect jobs with pods on lost nodes.
         """
         self._settling, changed = None, self._unsettled
         self._unsettled = set()
         if changed & CAPACITY:
             self._capacity_changed()
-        affected = self._cache.waiting_for_volumes() if changed & {CLAIM, STORAGE_CLASS} else []
-        affected += self._cache.on_lost_nodes() if NODE in changed else []
-        for key in affected:
+        lost = self._cache.on_lost_nodes() if NODE in changed else ()
+        for key in (*self._cache.waiting_for_volumes(changed), *lost):
             self._queue.add(key)

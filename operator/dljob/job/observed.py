@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from dljob.cluster import ClusterView
+from dljob.cluster.node_selector import NodeSelector
 from dljob.faults import LeftOut
 from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
@@ -197,6 +198,8 @@ class ClaimSeen:
     problem: str | None = None
     """Message of a warning event about the claim, such as the volume provisioner's; None if there is no warning."""
     applied: str = ""
+    volume: str = ""
+    """Name of its PersistentVolume; empty if it has none yet."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,8 @@ class ClassSeen:
     name: str
     default: bool = False
     provisioner: str = ""
+    topologies: NodeSelector | None = None
+    """The nodes on which volumes of this class can be mounted (``allowedTopologies``); None: the class does not say."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +313,8 @@ class Observed:
     """Persistent volume claims in the job's namespace, by name."""
     classes: tuple[ClassSeen, ...] | None = None
     """Storage classes; None if the operator may not read them."""
+    volumes: Mapping[str, NodeSelector] = field(default_factory=dict)
+    """Name → nodes that can mount it, for each PersistentVolume of a claim in ``claims`` that limits the nodes."""
     plan: Mapping[str, str] | None = None
     """Data of the ConfigMap ``<job>-plan``; None if this job has none. An edited plan is not included."""
     plan_edit: str | None = None

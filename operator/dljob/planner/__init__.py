@@ -18,6 +18,7 @@ from dljob.planner.types import (
     RunningBatch,
     Storage,
     Unsupported,
+    VolumeLimit,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "RunningBatch",
     "Storage",
     "Unsupported",
+    "VolumeLimit",
     "compare",
     "plan",
     "scaling",

@@ -42,6 +42,7 @@ from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, t
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
+from dljob.planner.explanation.volumes import too_few_for_volumes
 from dljob.planner.measured_memory import with_measured_memory
 from dljob.planner.observed import (
     described,
@@ -151,7 +152,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return wrong
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
-    if (wrong := too_little_storage(request, view)) is not None:
+    if (wrong := too_few_for_volumes(request, view) or too_little_storage(request, view)) is not None:
         return wrong
     everything = eligible(request, view)
     if (wrong := mixed_devices(request, everything)) is not None:

@@ -18,6 +18,7 @@ from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligib
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.infeasible import no_such_device, too_few
 from dljob.planner.explanation.storage import too_little_storage
+from dljob.planner.explanation.volumes import too_few_for_volumes
 from dljob.planner.types import Choice, Decision, FixedChoice, Group, Infeasible, Prediction, Request
 from dljob.planner.types.texts import gibibytes, group_names
 
@@ -50,7 +51,7 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
 def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
-    if (wrong := too_little_storage(request, view)) is not None:
+    if (wrong := too_few_for_volumes(request, view) or too_little_storage(request, view)) is not None:
         return wrong
     everything = eligible(request, view)
     if (wrong := mixed_devices(request, everything)) is not None:

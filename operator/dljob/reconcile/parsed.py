@@ -19,12 +19,14 @@ from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.job.spec_errors import in_words
 from dljob.job.waiting import NODES_NOT_PROVIDED
 from dljob.kueue import Within, within
-from dljob.planner import Infeasible
+from dljob.planner import Infeasible, VolumeLimit
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec.changes import followed
 from dljob.reconcile.spec.one_node import one_node_claim
 from dljob.reconcile.spec.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.spec.task import Looking, completed
+from dljob.reconcile.spec.volumes import volume_limits
+from dljob.render import Names
 from dljob.status import FALSE, Verdict, find, is_true, previous
 
 PARSED_NCHARS = 2**14
@@ -70,6 +72,8 @@ class ParsedJob:
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
     one_node_claim: str = ""
     """Checkpoint claim of the job because of which its next plans use one node (``spec.one_node``); else empty."""
+    volumes: tuple[VolumeLimit, ...] = ()
+    """Claims of the job that only some nodes can mount, so that its next plans use these nodes."""
     memory_to_try: tuple[int, ...] = ()
     """Memory in bytes that each pod gets at least by the next plan, because pods reached their limit; see
     ``FailureRecord.memory_to_try``. Empty if they did not, if the spec or an administrator sets the memory, and for
@@ -157,6 +161,7 @@ def parse_observed(
         queued=queued,
         not_provided=_not_provided(before, accepted),
         one_node_claim=one_node_claim(observed, completed_spec, accepted),
+        volumes=_volumes(observed, completed_spec),
         memory_to_try=() if queued else _memory_to_try(accepted, completed_spec, digest),
         looking=looking,
         suggestion=suggestion,
@@ -169,6 +174,12 @@ def _not_provided(before: DLJobStatus, accepted: StoredPlan | None) -> frozenset
     if accepted is None or admitted is None or (admitted.status, admitted.reason) != (FALSE, NODES_NOT_PROVIDED):
         return frozenset()
     return frozenset(group.device for group in accepted.groups)
+
+
+def _volumes(observed: Observed, spec: DLJobSpec | None) -> tuple[VolumeLimit, ...]:
+    if spec is None:
+        return ()
+    return volume_limits(spec, Names.of(observed.job).claim, observed.claims, observed.classes, observed.volumes)
 
 
 def _memory_to_try(accepted: StoredPlan | None, spec: DLJobSpec | None, digest: str | None) -> tuple[int, ...]:

@@ -93,9 +93,10 @@ class Client:
                 return Plan(preview.document(found, points))
             namespace = wanted.namespace or self.namespace
             state = self._session.call(preview.observe)
+            state = self._session.call(lambda api: preview.with_volumes(api, state, [(wanted, namespace)]))
             refused = self._session.call(lambda api: preview.refusals(api, [(wanted, namespace)]))
             settings = preview.defaults_of(state, namespace)
-            found, points = preview.planned(wanted, state.of_job(namespace, wanted.name), *settings)
+            found, points = preview.planned(wanted, state.of_job(namespace, wanted.name), *settings, namespace)
         except BadInputError as error:
             raise translated(error) from None
         return Plan(preview.document(found, points), refused[0] if refused else None, state.warning)

@@ -22,13 +22,14 @@ from dljob.kube.kinds import (
     QUOTA,
     SECRET,
     STATEFUL_SET,
+    VOLUME,
     Kind,
 )  # fmt: skip
 from dljob.kube.rest import ApiError
 from support.builders import NOW
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, PROVISIONING_REQUEST)
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, PROVISIONING_REQUEST, VOLUME)
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -157,16 +158,23 @@ class FakeCluster:
         self.now = NOW
         """Time at which new pods are created."""
 
-    def node(self, name: str, device: str, gpus: int) -> None:
+    def node(self, name: str, device: str, gpus: int, **labels: str) -> None:
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         allocatable = {"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
-        meta = {"name": name, "labels": {"nvidia.com/gpu.product": device}}
+        meta = {"name": name, "labels": {"nvidia.com/gpu.product": device, **labels}}
         self.api._store(NODE, {"metadata": meta, "status": {"conditions": [ready], "allocatable": allocatable}})
 
-    def claim(self, name: str, mode: str, namespace: str = "team-a") -> None:
-        """Create a bound claim."""
-        meta = {"name": name, "namespace": namespace}
-        self.api._store(CLAIM, {"metadata": meta, "spec": {"accessModes": [mode]}, "status": {"phase": "Bound"}})
+    def claim(
+        self, name: str, mode: str, namespace: str = "team-a", *, node_label: tuple[str, str] | None = None
+    ) -> None:
+        """Create or change a bound claim. ``node_label``: label of the nodes on which its volume can be mounted."""
+        meta, spec = {"name": name, "namespace": namespace}, {"accessModes": [mode], "volumeName": f"pv-{name}"}
+        if node_label is not None:
+            term = {"matchExpressions": [{"key": node_label[0], "operator": "In", "values": [node_label[1]]}]}
+            affinity = {"required": {"nodeSelectorTerms": [term]}}
+            body = {"nodeAffinity": affinity, "claimRef": {"namespace": namespace, "name": name}}
+            self.api._store(VOLUME, {"metadata": {"name": f"pv-{name}"}, "spec": body})
+        self.api._store(CLAIM, {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}})
 
     def quota(self, namespace: str, used: Json | None = None, **hard: str) -> None:
         """Create or change the quota of a namespace, with a status as the quota controller writes it."""

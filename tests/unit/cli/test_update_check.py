@@ -10,6 +10,7 @@ import yaml
 from dljob.cli import main, remote
 from dljob.client import preview, update_check
 from dljob.kube import ApiError
+from dljob.kube.kinds import DLJOB
 from support.builders import CPUS
 from support.manifests.admission import defaulted
 from support.spec_changes import ENDED, SAVED, SPEC
@@ -26,9 +27,12 @@ class FakeServer:
         self.applied: list[tuple[Json, bool]] = []
 
     async def get(self, kind: object, namespace: str, name: str) -> Json:
-        if self.stored is None:
-            raise ApiError(404, "NotFound", f"dljobs {name} not found")
+        if self.stored is None or kind is not DLJOB:
+            raise ApiError(404, "NotFound", f"{name} not found")
         return self.stored
+
+    async def find(self, *_: object) -> list[Json]:
+        return []
 
     async def apply(self, kind: object, body: Json, *, dry_run: bool = False, **_: object) -> Json:
         self.applied.append((body, dry_run))

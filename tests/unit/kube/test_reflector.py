@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from dljob.kube import Api, ApiError, Cache
-from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, PRIORITY_CLASS, QUOTA, Kind
+from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, PRIORITY_CLASS, QUOTA, VOLUME, Kind
 from dljob.kube.watch import Reflector, reflector
 from dljob.kube.watch.reflector import SILENCE_S
 
@@ -99,6 +99,7 @@ def test_deep_object_in_a_watch_does_not_end_it() -> None:
         (QUOTA, 403, True),
         (LIMIT_RANGE, 403, True),
         (PRIORITY_CLASS, 403, True),
+        (VOLUME, 403, True),
         (POD, 403, False),
         (QUOTA, 500, False),
     ],

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dljob.cli import main
-from dljob.kube.kinds import DLJOB, PROFILE
+from dljob.kube.kinds import CLAIM, DLJOB, PROFILE, VOLUME
 from dljob.sdk import Client, DLJobError, InvalidJobError
 from support.servers.threaded_api import PretendOperator, ThreadedApiServer
 from support.spec_changes import ENDED
@@ -60,6 +60,24 @@ def test_profiles_of_other_namespaces_and_later_releases_do_not_count(
         plans = [client.plan(path).document, json.loads(capsys.readouterr().out)]
         found[namespace] = [round(plan["plan"]["predicted"]["stepSeconds"], 3) for plan in plans]
     assert found == {"team-a": [0.002] * 2, "team-b": [0.003] * 2, "team-c": [0.001] * 2}
+
+
+def test_plan_uses_only_nodes_that_can_mount_the_volume(
+    client: Client, api: ThreadedApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = [{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]
+    meta = {"name": "data", "namespace": "team-a"}
+    api.put(CLAIM, {"metadata": meta, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}})
+    api.put(VOLUME, {"metadata": {"name": "pv"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
+    data = {"uri": "pvc://data/train.npz", "samples": 1000, "sampleBytes": 256}
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        yaml.safe_dump({**JOB, "metadata": {"name": "a", "namespace": "team-a"}, "spec": {**MINIMAL, "dataset": data}})
+    )
+    plan = client.plan(path)
+    assert not plan.feasible and plan.summary.startswith("VolumeNodeConflict: found volume 'pv' of claim 'data'")
+    assert main(["plan", str(path)]) == 1
+    assert "VolumeNodeConflict" in capsys.readouterr().out
 
 
 def test_plan_says_that_a_change_would_be_refused(client: Client, api: ThreadedApiServer) -> None:

@@ -60,6 +60,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
+    chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     refused: list[str] = []
     if given.cluster:
         if options := remote.cluster_options(given):
@@ -76,15 +77,15 @@ def run(given: argparse.Namespace) -> int:
             "profiles. Add --cluster FILE or remove --profiles"
         )
     else:
-        state, refused = remote.reach(lambda api: _observe(api, jobs))
+        state, refused = remote.reach(lambda api: _observe(api, jobs, chosen))
         if state.warning is not None:
             print(f"dljob: {state.warning}", file=sys.stderr)
-    chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
         namespace = _namespace(job, state)
         own = state.of_job(namespace, job.name)
-        found, points = preview.planned(job, own, *(_settings(job, state) if chosen is None else (chosen,)))
+        settings = _settings(job, state) if chosen is None else (chosen, NO_TEMPLATES)
+        found, points = preview.planned(job, own, *settings, namespace)
         if given.profiles and (hint := _unused(found, own, namespace)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         compared = None
@@ -104,10 +105,13 @@ def run(given: argparse.Namespace) -> int:
     return 2 if refused else code
 
 
-async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[ClusterState, list[str]]:
-    """Return the state of the current cluster, and a line for each job that must not be changed to its manifest."""
-    state = await preview.observe(api)
+async def _observe(api: Any, jobs: Sequence[Job], defaults: JobDefaults | None) -> tuple[ClusterState, list[str]]:
+    """Return the state of the current cluster, and a line for each job that must not be changed to its manifest.
+
+    ``defaults``: those for jobs; None: those of the operators in the cluster.
+    """
     named = [(job, job.namespace or remote.default_namespace()) for job in jobs]
+    state = await preview.with_volumes(api, await preview.observe(api), named, defaults)
     return state, await preview.refusals(api, named)
 
 

@@ -125,10 +125,12 @@ def matters_to(question: ParsedJob) -> Callable[[str], bool]:
 
 
 def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:
-    """Return the nodes of ``view`` that a job may use according to its spec, without those left out because of faults.
+    """Return the nodes of ``view`` that a job may use according to its spec and volumes, and not left out for faults.
 
     The question (the job to plan) must have a spec.
     """
     assert question.spec is not None
-    request = planner_request(question.observed.job.name, question.spec, None, site_of(question.defaults))
+    request = planner_request(
+        question.observed.job.name, question.spec, None, site_of(question.defaults), volumes=question.volumes
+    )
     return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))

@@ -117,7 +117,8 @@ class PossiblePlans:
         self._known.clear()
 
     def _of(self, question: ParsedJob) -> dict[Hashable, _Answer]:
-        key = (question.observed.job.namespace, question.digest, tuple(sorted(question.observed.left_out)))
+        left_out = tuple(sorted(question.observed.left_out))
+        key = (question.observed.job.namespace, question.digest, left_out, question.volumes)
         found = self._known.setdefault(key, {})
         self._known.move_to_end(key)
         while len(self._known) > MAX_KNOWN:

@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dljob.cluster.domains import Domain
 
+MAX_TERMS = 32
+"""Maximum number of terms of the domain in a stored plan."""
+
 
 class NodeRequirement(BaseModel):
     """A requirement on a label of the nodes of a plan's pods, as in a node affinity."""

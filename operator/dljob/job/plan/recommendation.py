@@ -28,7 +28,8 @@ from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, learned_by_model
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.spec_errors import InvalidSpecError, in_words, problems_of
-from dljob.planner import Decision, Infeasible, Learned, Request, plan
+from dljob.planner import Decision, Infeasible, Learned, Request, VolumeLimit, plan
+from dljob.planner.candidates.pools import allowed
 from dljob.planner.observed import described
 
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -139,13 +140,15 @@ def recommend(
     defaults: JobDefaults = NO_DEFAULTS,
     templates: NodeTemplates = NO_TEMPLATES,
     begin_s: float = 0.0,
+    volumes: tuple[VolumeLimit, ...] = (),
 ) -> Recommendation:
     """Return the plan that a new job would get on the nodes of ``view``, or the reason why it would get none.
 
     ``constants``: measured constants by (model key, device type). ``defaults``: the administrator's defaults for unset
     fields of the spec. ``templates``: nodes that an autoscaler can add, used only if the nodes of ``view`` cannot run
-    the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour. Raise
-    ValueError for a job with ``spec.task``, which has no model before a pod has looked at its data.
+    the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour.
+    ``volumes``: the claims of the job that only some nodes can mount. Raise ValueError for a job with ``spec.task``,
+    which has no model before a pod has looked at its data.
     """
     if job.spec.task is not None:
         raise ValueError(
@@ -154,12 +157,12 @@ def recommend(
         )
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
-    request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s)
+    request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s, volumes=volumes)
     request = described(replace(request, asks_unsupported=True), constants)
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger
-        awaited = waiting_text(missing_nodes(decision, view))
+        awaited = waiting_text(missing_nodes(decision, allowed(request, view)))
         found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
         view = larger_view
     if isinstance(found, Decision):

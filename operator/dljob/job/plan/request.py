@@ -25,7 +25,7 @@ from dljob.cluster import quantity
 from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
-from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage
+from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage, VolumeLimit
 from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 
 
@@ -90,11 +90,13 @@ def planner_request(
     running: RunningBatch | None = None,
     site: Site = ASSUMED_SITE,
     begin_s: float = 0.0,
+    volumes: tuple[VolumeLimit, ...] = (),
 ) -> Request:
     """Return the request with which the planner is asked to plan a job with this spec. ``name``: name of the job.
 
     ``running``: the batch size of a job that has started, which the planner must not change; None for a new job.
     ``site``: what the administrator states about the cluster. ``begin_s``: seconds from midnight UTC to the start.
+    ``volumes``: the claims of the job that only some nodes can mount.
     """
     hints, resources, framework = spec.model.hints, spec.resources, spec.trainer.framework
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -169,6 +171,7 @@ def planner_request(
         if spec.checkpoint.interval == AUTO_INTERVAL
         else duration_s(spec.checkpoint.interval),
         storage=storage(spec),
+        volumes=volumes,
         missing=spec.missing,
     )
 

@@ -21,7 +21,7 @@ from dljob.api.defaults import JobDefaults
 from dljob.cluster import quantity
 from dljob.cluster.domains import Domain, Requirement
 from dljob.job.plan.failures import FailureRecord
-from dljob.job.plan.node_terms import NodeRequirement
+from dljob.job.plan.node_terms import MAX_TERMS, NodeRequirement
 from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
 
@@ -134,7 +134,7 @@ class StoredPlan(BaseModel):
     domain: Annotated[
         tuple[tuple[NodeRequirement, ...], ...] | None,
         Field(
-            max_length=32,
+            max_length=MAX_TERMS,
             description="The nodes for which the plan was priced, as terms of node requirements. The pods run only on "
             "nodes that meet all requirements of at least one term. None: the pods may run on any node.",
         ),

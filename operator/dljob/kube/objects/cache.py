@@ -15,7 +15,6 @@ from typing import Any
 from dljob.cluster.machines import most_on_one_machine
 from dljob.job.observed import (
     JOB_LABEL,
-    ClaimSeen,
     Eviction,
     JobSeen,
     LookSeen,
@@ -38,10 +37,11 @@ from dljob.kube.kinds import (
     QUOTA,
     STATEFUL_SET,
     STORAGE_CLASS,
+    VOLUME,
     WORKLOAD,
     Kind,
 )  # fmt: skip
-from dljob.kube.objects import trim
+from dljob.kube.objects import storage, trim
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
 from dljob.kube.objects.pods.evictions import PodHistory
 from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
@@ -61,9 +61,10 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     POD.plural: trim.pod,
     STATEFUL_SET.plural: trim.stateful_set,
     CONFIG_MAP.plural: trim.config_map,
-    CLAIM.plural: trim.claim,
+    CLAIM.plural: storage.claim,
     NODE.plural: trim.node,
-    STORAGE_CLASS.plural: trim.storage_class,
+    STORAGE_CLASS.plural: storage.storage_class,
+    VOLUME.plural: storage.volume,
     PRIORITY_CLASS.plural: priority_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
@@ -115,6 +116,8 @@ class Cache:
         self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
+        claims, classes, volumes = (self._stores[kind.plural] for kind in (CLAIM, STORAGE_CLASS, VOLUME))
+        self._storage = storage.CachedStorage(claims.entries, claims.by_namespace, classes.entries, volumes.entries)
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self._touched, self.plans = set[JobKey](), StoredPlans()
@@ -146,6 +149,11 @@ class Cache:
             seen = bounded if self._queues else replace(bounded, queue="", queue_priority="")
         if isinstance(seen, trim.MapSeen):
             seen = self.texts.bounded_map(key, seen)
+        if kind is VOLUME and seen != (old.seen if old is not None else None):
+            self._storage.volume_changed(body)
+        if kind is VOLUME and seen is None:  # Every node can mount it. There may be thousands of such volumes.
+            self._forget(store, key)
+            return old is not None
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._lost_nodes.added(key[1])
@@ -311,15 +319,9 @@ class Cache:
         """Return True if there are pods with the job's label."""
         return key in self._stores[POD.plural].by_job
 
-    def waiting_for_volumes(self) -> list[JobKey]:
-        """Return the keys of the jobs that a change of a volume claim or storage class may let start."""
-        found = list[JobKey]()
-        for job in self.jobs():
-            conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
-            waits = conditions.get("VolumeReady", {}).get("status", "True") != "True"
-            if waits and job.status.get("phase") not in ("Complete", "Failed"):
-                found.append(job.key)
-        return found
+    def waiting_for_volumes(self, changed: Collection[Kind]) -> list[JobKey]:
+        """Return the keys of the jobs that changes of objects of the kinds ``changed`` may let start or be planned."""
+        return [job.key for job in self._storage.waiting(self.jobs(), changed)]
 
     def on_lost_nodes(self) -> list[JobKey]:
         """Return the keys of jobs with pods on lost (deleted or NotReady) nodes. A change of nodes may affect them."""
@@ -341,12 +343,9 @@ class Cache:
                 maps[name] = each.seen
             elif each is not None and (name != names.suggestion or "task" in job.spec):
                 others[f"ConfigMap {name}"] = each
-        claims: dict[str, ClaimSeen] = {}
-        for name in self._stores[CLAIM.plural].by_namespace.get(job.namespace, ()):
-            entry = self._stores[CLAIM.plural].entries[job.namespace, name]
-            if name == names.claim and entry.owner not in (None, job.uid):
-                others[f"PersistentVolumeClaim {name}"] = entry
-            claims[name] = entry.seen
+        claims, own = self._storage.claims(job.namespace), self.found(CLAIM, job.namespace, names.claim)
+        if own is not None and own.owner not in (None, job.uid):
+            others[f"PersistentVolumeClaim {names.claim}"] = own
         pods, look = self.pods_of(key), self.look_of(job)
         lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
         used = [node.seen for name in {p.node for p in pods if p.node} if (node := self.found(NODE, "", name))]
@@ -356,7 +355,8 @@ class Cache:
             sets=sets,
             pods=tuple(pods),
             claims=claims,
-            classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
+            classes=self._storage.classes(),
+            volumes=self._storage.volumes(claims.values()),
             report=report.report,
             report_problem=report.report_problem,
             look=look,

@@ -21,8 +21,6 @@ from dljob.job.observed import (
     SPEC_ANNOTATION,
     SUPPORT_ANNOTATION,
     TRAINER_CONTAINER,
-    ClaimSeen,
-    ClassSeen,
     Conditions,
     Fetching,
     JobSeen,
@@ -337,17 +335,6 @@ def config_map(body: Body) -> MapSeen:
     )
 
 
-def claim(body: Body) -> ClaimSeen:
-    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    return ClaimSeen(
-        name=meta["name"],
-        phase=status.get("phase") or "Pending",
-        access_modes=tuple(status.get("accessModes") or spec.get("accessModes") or ()),
-        storage_class=spec.get("storageClassName"),
-        applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
-    )
-
-
 def provisioning_request(body: Body) -> ProvisioningSeen:
     meta, annotations = body["metadata"], body["metadata"].get("annotations") or {}
     conditions = (body.get("status") or {}).get("conditions") or ()
@@ -363,13 +350,6 @@ def provisioning_request(body: Body) -> ProvisioningSeen:
         deleting="deletionTimestamp" in meta,
         applied=annotations.get(APPLIED_ANNOTATION, ""),
     )
-
-
-def storage_class(body: Body) -> ClassSeen:
-    annotations = body["metadata"].get("annotations") or {}
-    keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
-    default = any(annotations.get(key) == "true" for key in keys)
-    return ClassSeen(body["metadata"]["name"], default, str(body.get("provisioner") or ""))
 
 
 def node(body: Body) -> NodeSeen:

@@ -130,11 +130,16 @@ def room_cpu(node_cpu: float, free_cpu: float) -> float:
 def usable(request: Request, view: ClusterView) -> list[Node]:
     """Return the nodes that can run a pod of the job, regardless of the types of device that the job allows.
 
-    Each returned node meets four conditions. The cluster view does not exclude it from plans (``Node.left_out``). It
-    has the labels in the job's node selector. The job tolerates its taints (those of GPUs in any case). It has enough
-    free devices, CPUs and memory, and enough storage for the data that the job fetches.
+    Each returned node meets five conditions. The cluster view does not exclude it from plans (``Node.left_out``). It
+    has the labels in the job's node selector. The job tolerates its taints (those of GPUs in any case). It can mount
+    the job's volumes. It has enough free devices, CPUs and memory, and enough storage for data that the job fetches.
     """
     return [node for node in view.nodes if _why_not(node, request) is None]
+
+
+def allowed(request: Request, view: ClusterView) -> ClusterView:
+    """Return the nodes that the job could use if no other pod ran on them, of any type of device."""
+    return ClusterView(tuple(node for node in view.nodes if excluded(node, request) is None))
 
 
 def excluded(node: Node, request: Request) -> str | None:
@@ -152,6 +157,9 @@ def excluded(node: Node, request: Request) -> str | None:
     if request.storage is not None and (node.storage_nbytes or UNLIMITED) < request.storage.node_nbytes:
         has, needs = gibibytes(node.storage_nbytes or 0), gibibytes(request.storage.node_nbytes)
         return f"it has {has} of storage, but the data needs {needs} (dataset.size)"
+    for volume in request.volumes:
+        if not volume.nodes.matches(node):
+            return f"{volume.subject} needs nodes with {volume.nodes} ({volume.field})"
     return None
 
 

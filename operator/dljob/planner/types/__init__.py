@@ -17,7 +17,7 @@ from dljob.planner.types.decision import (
     Unsupported,
 )
 from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
-from dljob.planner.types.storage import Storage
+from dljob.planner.types.storage import Storage, VolumeLimit
 
 __all__ = [
     "Basis",
@@ -39,4 +39,5 @@ __all__ = [
     "Storage",
     "Strategy",
     "Unsupported",
+    "VolumeLimit",
 ]

@@ -14,7 +14,7 @@ from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
 from dljob.perf.workload.observed import Structure
-from dljob.planner.types.storage import Storage
+from dljob.planner.types.storage import Storage, VolumeLimit
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -185,6 +185,8 @@ class Request:
     used as they are."""
     storage: Storage | None = None
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
+    volumes: tuple[VolumeLimit, ...] = ()
+    """The claims of the job that only some nodes can mount."""
     structure: Structure | None = None
     """Costs of the job's script, if an earlier run was observed and the spec has no model; otherwise None."""
     missing: tuple[str, ...] = ()

@@ -1,6 +1,8 @@
-"""The space for fetched data on each node, and the data that it must hold (``spec.dataset``)."""
+"""The storage of a job: the space for fetched data on each node, and the nodes that can mount its volumes."""
 
 from dataclasses import dataclass
+
+from dljob.cluster.node_selector import NodeSelector
 
 FILLED = 0.9
 """Maximum fraction of the space that a plan fills with shards of training samples. The rest is for held-out samples,
@@ -35,3 +37,22 @@ class Storage:
         if not self.sharded or not self.data_nbytes:
             return UNLIMITED
         return int(self.shard_room_nbytes * batch / (self.data_nbytes * ranks_per_node))
+
+
+@dataclass(frozen=True)
+class VolumeLimit:
+    """A PersistentVolumeClaim that all pods of a job mount, and the nodes on which its volume can be mounted.
+
+    ``field``: field of the spec because of which they mount it, such as 'spec.dataset.uri'. ``source``: what limits the
+    nodes, such as "volume 'pv-1'", or for a claim that has no volume yet, "StorageClass 'zonal'".
+    """
+
+    field: str
+    claim: str
+    source: str
+    nodes: NodeSelector
+
+    @property
+    def subject(self) -> str:
+        """Return what limits the nodes, such as "volume 'pv-1' of claim 'data'"."""
+        return f"{self.source} of claim {self.claim!r}"

@@ -1,10 +1,14 @@
 """Nodes that plans leave out: name those with repeated faults where a job waits, and keep pods off left-out nodes."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import Domain, Requirement
 from dljob.cluster.platforms import ARCHITECTURE_LABEL, OS, OS_LABEL
+from dljob.job.plan.node_terms import MAX_TERMS
 from dljob.job.plan.stored import MAX_AVOIDED
-from dljob.planner import Decision, Infeasible, Request
+from dljob.planner import Decision, Infeasible, Request, VolumeLimit
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
 
@@ -47,11 +51,14 @@ def avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
     return tuple(sorted(found)[:MAX_AVOIDED]) or None
 
 
-def reachable(decision: Decision, view: ClusterView) -> Domain:
+def reachable(decision: Decision, view: ClusterView, volumes: Sequence[VolumeLimit] = ()) -> Domain:
     """Return the domain of a plan without nodes on which no pod of a job can run (``Node.wrong_platform``).
 
     The scheduler does not know which nodes a plan has counted, and pods for CPUs would fit on a node with Windows. The
     domain is narrowed only if ``view`` has such a node of a device type of the plan.
+
+    It is also narrowed to the nodes that can mount ``volumes``, if others have a device type of the plan. The scheduler
+    places the pods there anyway. Until it has, the plan reserves nodes in its domain, and not the others.
     """
     devices = {group.device for group in decision.chosen.groups}
     wrong = [node.labels for node in view.nodes if node.wrong_platform and node.device in devices]
@@ -62,4 +69,15 @@ def reachable(decision: Decision, view: ClusterView) -> Domain:
         for key, values in ((OS_LABEL, systems), (ARCHITECTURE_LABEL, others))
         if values
     ]
-    return decision.domain.narrowed("", *unwanted) if unwanted else decision.domain
+    domain = decision.domain.narrowed("", *unwanted) if unwanted else decision.domain
+    for nodes in dict.fromkeys(each.nodes for each in volumes):
+        if all(nodes.matches(node) for node in view.nodes if node.device in devices):
+            continue
+        terms = [
+            tuple(dict.fromkeys((*mine, *theirs)))
+            for mine in domain.terms or ((),)
+            for theirs in nodes.requirements() or ()
+        ]
+        if 0 < len(terms) <= MAX_TERMS:
+            domain = replace(domain, terms=tuple(terms))
+    return domain

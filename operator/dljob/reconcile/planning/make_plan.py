@@ -23,7 +23,7 @@ from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
-from dljob.planner.candidates.pools import room_cpu, usable
+from dljob.planner.candidates.pools import allowed, room_cpu, usable
 from dljob.planner.plan import plan
 from dljob.planner.types.texts import duration, gibibytes
 from dljob.reconcile.parsed import ParsedJob
@@ -87,9 +87,9 @@ def question(parsed: ParsedJob) -> ParsedJob:
         parsed,
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
-            claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
-            node_conditions={}, preemption=None, room_for=None, resting=None, lacks_priority_class="",
+            claims={}, classes=None, volumes={}, plan=None, report=None, report_problem=None, lost_nodes={}, view=None,
+            learned={}, rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None,
+            limits=NO_LIMITS, node_conditions={}, preemption=None, room_for=None, resting=None, lacks_priority_class="",
             rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
             usable_cpus={},
         ),
@@ -147,7 +147,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     assert view is not None
     job = parsed.observed.job
     request = planner_request(
-        job.name, spec, _running_batch(parsed), site_of(parsed.defaults), HOUR_S * parsed.begin_hour
+        job.name, spec, _running_batch(parsed), site_of(parsed.defaults), HOUR_S * parsed.begin_hour, parsed.volumes
     )
     request = request if parsed.pace_s is None else request.at_pace(parsed.pace_s)
     splitting_disabled = _model_parallelism_was_slow(parsed)
@@ -194,7 +194,7 @@ def _attempt(
         if larger is None:
             return left_out.named(parsed, request, whole, decision)
         decision, view = larger
-        new_nodes = missing_nodes(decision, decision.domain.within(existing))
+        new_nodes = missing_nodes(decision, decision.domain.within(allowed(request, existing)))
     decision = _fitting(job.name, decision)
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
@@ -237,7 +237,7 @@ def _attempt(
         warning="; ".join(filter(None, (decision.warning, short, assumed, only))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),
-        domain=node_terms(left_out.reachable(decision, whole)),
+        domain=node_terms(left_out.reachable(decision, whole, () if new_nodes else request.volumes)),
         pod_group_api=gang.api_for(spec, config),
         topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
         new_nodes=new_nodes,

@@ -4,11 +4,14 @@ A larger ``nodes.max`` or another objective often leads to the plan that the job
 time.
 """
 
+from collections.abc import Sequence
+
 from dljob.api import DLJobSpec
 from dljob.api.changes import with_immediate_fields
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.job.defaults import with_defaults
 from dljob.job.plan.stored import StoredPlan
+from dljob.planner import VolumeLimit
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import in_force, quiet
 from dljob.render import RenderConfig, stateful_sets
@@ -34,6 +37,9 @@ def with_running_requests(parsed: ParsedJob, found: StoredPlan) -> StoredPlan:
 
     The CPUs that a plan gives to pods also depend on what other pods leave free on the nodes. Return ``found`` itself
     if the spec asks for other resources than before, or if the pods must have more memory.
+
+    The nodes of the running pods stay, too, if only volumes make the difference. The claim that dljob makes for
+    checkpoints gets its volume after the job was planned, and the pods run where it is.
     """
     current, before = parsed.accepted, _spec_before(parsed)
     if current is None or before is None or parsed.spec is None or quiet(parsed.observed):
@@ -42,7 +48,18 @@ def with_running_requests(parsed: ParsedJob, found: StoredPlan) -> StoredPlan:
         return found
     if parsed.memory_to_try or current.cpu_m.keys() != found.cpu_m.keys():
         return found
-    return found.model_copy(update={"cpu_m": current.cpu_m, "memory_nbytes": current.memory_nbytes})
+    domain = current.domain if _same_but_for_volumes(current, found, parsed.volumes) else found.domain
+    update = {"cpu_m": current.cpu_m, "memory_nbytes": current.memory_nbytes, "domain": domain}
+    return found.model_copy(update=update)
+
+
+def _same_but_for_volumes(current: StoredPlan, found: StoredPlan, volumes: Sequence[VolumeLimit]) -> bool:
+    """Return True if the domains of two plans have the same terms, apart from requirements of volumes."""
+    of_volumes = {each for volume in volumes for term in volume.nodes.requirements() or () for each in term}
+    one, other = (
+        {frozenset(term) - of_volumes for term in plan.node_domain.terms or ((),)} for plan in (current, found)
+    )
+    return one == other
 
 
 def _same_training(current: StoredPlan, target: StoredPlan) -> bool:

@@ -52,7 +52,9 @@ class WatchedApi(Api):
         version = self._version(kind.plural)
         meta = {"name": f"x-{version}", "uid": f"u-{version}", "creationTimestamp": "2026-01-01T00:00:00Z"}
         meta |= {"resourceVersion": version} | ({"namespace": "team-a"} if kind.namespaced else {})
-        return {"metadata": {**meta, "labels": {JOB_LABEL: "digits"}}, "spec": {"podSets": []}, "status": {}}
+        affinity = {"required": {"nodeSelectorTerms": []}}  # Without it, the cache would not hold a volume.
+        spec = {"podSets": [], "nodeAffinity": affinity}
+        return {"metadata": {**meta, "labels": {JOB_LABEL: "digits"}}, "spec": spec, "status": {}}
 
     async def page(self, kind: Kind, *_: Any) -> Json:
         if self.down:

@@ -6,11 +6,11 @@ from typing import Any
 import kopf
 import pytest
 
-from dljob.controller.watches import BURST_S, Watches
+from dljob.controller.watches import BURST_S, SETTLE_S, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, Kind
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, VOLUME, Kind
 from support.virtual_time import now_s, run
 
 
@@ -101,3 +101,35 @@ def test_a_quota_below_its_usage_queues_the_jobs_that_run_in_its_namespace() -> 
         return queued
 
     assert run(main()) == [0, 0, 1, 0, 1]
+
+
+def test_a_volume_queues_only_jobs_of_its_namespace_that_find_no_node_for_theirs() -> None:
+    """A cluster may have thousands of volumes. A burst of them queues each job once."""
+
+    async def main() -> tuple[int, int, JobKey, int]:
+        queue, cache = WorkQueue[JobKey](), Cache()
+        conflict = {"type": "Planned", "status": "False", "reason": "VolumeNodeConflict"}
+        for namespace, name, conditions in (
+            ("team-a", "apart", [conflict]),
+            ("team-a", "runs", []),
+            ("team-b", "apart", [conflict]),
+        ):
+            meta = {"namespace": namespace, "name": name, "uid": namespace + name, "resourceVersion": "1"}
+            meta["creationTimestamp"] = "2026-01-01T00:00:00Z"
+            cache.put(DLJOB, {"metadata": meta, "spec": {}, "status": {"conditions": conditions}})
+        observer = watches(queue, cache)
+        for i in range(100):
+            meta = {"name": f"pv-{i}", "uid": f"pv-{i}", "resourceVersion": "1"}
+            spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}, "claimRef": {"namespace": "team-a"}}
+            body = {"metadata": meta, "spec": spec}
+            assert cache.put(VOLUME, body)
+            observer._changed(VOLUME, body)
+        at_first = len(queue)
+        await asyncio.sleep(2 * SETTLE_S)
+        found = len(queue)
+        key = await queue.get()
+        queue.done(key)
+        await asyncio.sleep(2 * SETTLE_S)
+        return at_first, found, key, len(queue)
+
+    assert run(main()) == (0, 1, ("team-a", "apart"), 0)

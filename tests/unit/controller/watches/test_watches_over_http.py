@@ -17,7 +17,7 @@ from dljob.controller.watches import REFLECTED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import DLJOB, POD, Kind
+from dljob.kube.kinds import DLJOB, POD, VOLUME, Kind
 from support.servers.http_api import HttpApiServer
 
 Json = dict[str, Any]
@@ -83,7 +83,8 @@ async def until(holds: Callable[[], object]) -> None:
 
 def named(kind: Kind, name: str) -> Json:
     meta: Json = {"name": name, "labels": {JOB_LABEL: "digits"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {"metadata": meta | ({"namespace": "team-a"} if kind.namespaced else {}), "spec": {}, "status": {}}
+    spec: Json = {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}} if kind is VOLUME else {}
+    return {"metadata": meta | ({"namespace": "team-a"} if kind.namespaced else {}), "spec": spec, "status": {}}
 
 
 @pytest.mark.parametrize("kind", REFLECTED, ids=lambda kind: kind.plural)

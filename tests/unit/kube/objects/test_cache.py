@@ -349,5 +349,5 @@ def test_jobs_that_wait_for_volumes_are_found(status: Json, affected: bool) -> N
     """Jobs that wait for nodes are not among them: they are queued only when capacity grows."""
     cache = Cache()
     cache.put(DLJOB, dljob(status=status))
-    assert cache.waiting_for_volumes() == ([KEY] if affected else []) and not cache.runs(KEY)
+    assert cache.waiting_for_volumes({CLAIM}) == ([KEY] if affected else []) and not cache.runs(KEY)
     assert cache.take_touched() == {KEY} and cache.take_touched() == set()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.job.observed import Fetching
 from dljob.kube import cluster_view
-from dljob.kube.objects import trim
+from dljob.kube.objects import storage, trim
 from dljob.kube.objects.view import devices_of, node_capacity
 from dljob.scheduling import Reservation, amount, without_reserved
 
@@ -283,9 +283,9 @@ class TestTrim:
         "key", ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"]
     )
     def test_default_storage_class_is_found(self, key: str) -> None:
-        assert trim.storage_class({"metadata": {"name": "s", "annotations": {key: "true"}}}).default
-        assert not trim.storage_class({"metadata": {"name": "s"}}).default
-        assert trim.storage_class({"metadata": {"name": "s"}, "provisioner": "nfs.csi.k8s.io"}).provisioner
+        assert storage.storage_class({"metadata": {"name": "s", "annotations": {key: "true"}}}).default
+        assert not storage.storage_class({"metadata": {"name": "s"}}).default
+        assert storage.storage_class({"metadata": {"name": "s"}, "provisioner": "nfs.csi.k8s.io"}).provisioner
 
     def test_job_is_trimmed(self) -> None:
         meta = {"name": "j", "namespace": "n", "uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"}
