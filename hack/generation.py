@@ -87,8 +87,8 @@ def _rows(schema: Schema, path: str) -> Iterator[str]:
 
 _EFFECTS = {
     Effect.AT_ONCE: "The change takes effect at once, without a restart.",
-    Effect.RESTART: "The job gets a new plan. Its pods write a checkpoint and stop, and new pods continue from it. If the "
-    "plan and the pods are the same as before, they run on.",
+    Effect.RESTART: "The job gets a new plan. Its pods write a checkpoint and stop, and new pods continue from it. If "
+    "the plan and the pods are the same as before, they run on.",
     Effect.FIXED: "Until training has begun, as Restart. After that, the API server refuses the change.",
 }
 
