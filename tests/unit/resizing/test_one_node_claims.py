@@ -60,13 +60,21 @@ def test_job_grows_on_one_node_although_a_plan_on_several_would_be_better_than_i
     assert "to 1 x tesla-t4" in condition_of(desired, "Resizing").message.lower()
 
 
-def test_job_that_stops_for_another_number_of_nodes_can_start_again() -> None:
+def test_job_that_may_use_more_nodes_runs_on_where_its_claim_is() -> None:
     """Fixed bug: after ``kubectl scale``, the pods stopped for a plan on several nodes, which could not start."""
     running = replace(trains_on_one("ReadWriteOnce"), view=CPUS)
     scaled = changed(running, nodes={"min": 1, "max": 8})
-    leaving = step(scaled, 20)
-    assert "ReadWriteMany" in condition_of(leaving, "Planned").message
-    down = gone(after(scaled, leaving))
+    desired = step(scaled, 20)
+    assert "ReadWriteMany" in condition_of(desired, "Planned").message
+    assert (desired.scales, desired.deletes) == ((), ()) and plan_of(after(scaled, desired)).nodes == 1
+    again = step(after(scaled, desired), 30)
+    assert (again.scales, again.deletes) == ((), ()) and verdict(again, "VolumeReady") == ("True", "Bound")
+
+
+def test_job_that_stops_for_other_requests_can_start_again() -> None:
+    running = replace(trains_on_one("ReadWriteOnce"), view=CPUS)
+    other = changed(running, nodes={"min": 1, "max": 8}, resources={"memory": "3Gi"})
+    down = gone(after(other, step(other, 20)))
     desired = step(down, 30)
     assert "StatefulSet" in kinds(desired) and verdict(desired, "VolumeReady") == ("True", "Bound")
     assert plan_of(after(down, desired)).nodes == 1
