@@ -253,7 +253,7 @@ async def set_up(api: Api, crds: list[Json], nodes: list[Json], foreign: list[Js
 
 async def _established(api: Api, name: str) -> None:
     found = await api.get(CRD, None, name)
-    conditions = (found.get("status") or {}).get("conditions", [])
+    conditions = (found.get("status") or {}).get("conditions") or ()
     if not any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
         raise ApiError(404, "NotFound", f"{name} is not established")
     await api.find(DLJOB, None)
