@@ -31,15 +31,24 @@ def plan_on_new_nodes(
     return None if isinstance(decision, Infeasible) else (decision, view)
 
 
-def missing_nodes(decision: Decision, existing: ClusterView) -> int:
-    """Return the number of the plan's pods for which ``existing`` has no node with enough free devices; at least 1.
+def missing_nodes(request: Request, decision: Decision, existing: ClusterView) -> int:
+    """Return the number of the plan's pods for which ``existing`` has no node with enough free resources; at least 1.
 
     An autoscaler must add this number of nodes, because each node runs at most one pod of a job.
     """
+    memory_nbytes = request.memory_per_pod_nbytes or decision.chosen.prediction.host_memory_nbytes
     missing = 0
     for group in decision.chosen.groups:
-        fits = [node for node in existing.nodes if node.device == group.device and node.left_out is None]
-        missing += max(0, group.nodes - sum(node.free_devices >= group.ranks_per_node for node in fits))
+        fits = [
+            node
+            for node in existing.nodes
+            if node.device == group.device
+            and node.left_out is None
+            and node.free_devices >= group.ranks_per_node
+            and node.free_cpu > 0.99 * (request.cpu_per_pod or group.cpu_per_pod)
+            and node.free_memory_nbytes >= memory_nbytes
+        ]
+        missing += max(0, group.nodes - len(fits))
     return max(1, missing)
 
 

@@ -171,7 +171,9 @@ def _plan(
                 or resize.resize(parsed, draft, config, now)
                 or replan.replan(parsed, draft, config, now)
             )
-            draft.verdicts.append(make_plan.planned(target or parsed.accepted))
+            stands = target is None or target.revision == parsed.accepted.revision
+            found = make_plan.planned(target or parsed.accepted, started=stands and gang.started(parsed))
+            draft.verdicts.append(found)
             return target, None
         return parsed.accepted, None
     if not wanted and (left_s := gang.back_off_left_s(parsed, now)) > 0:

@@ -151,7 +151,7 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
     If they may stay, add the condition Admitted to the draft. If a pod is blocked, but the time-out is not over yet,
     also requeue the job for the end of the time-out.
     """
-    observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
+    observed, target = parsed.observed, draft.plan
     assert parsed.spec is not None and target is not None
     ready = pods_ready(observed, draft.wanted, now)
     if ready.status is TRUE:
@@ -163,10 +163,15 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
         return False
     if left_s is not None:
         draft.requeue_in(left_s)
-    started = before is not None and before.status is TRUE and before.reason == "Started"
     text = f"the pods of the plan are created; {ready.message}"
-    draft.verdicts.append(Verdict(CONDITION, TRUE, "Started" if started else "Starting", text))
+    draft.verdicts.append(Verdict(CONDITION, TRUE, "Started" if started(parsed) else "Starting", text))
     return True
+
+
+def started(parsed: ParsedJob) -> bool:
+    """Return True if all pods of the plan in force have run at the same time."""
+    before = find(parsed.before.conditions, CONDITION)
+    return before is not None and before.status is TRUE and before.reason == "Started"
 
 
 def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: datetime) -> float | None:

@@ -54,7 +54,10 @@ class Started:
         async def nothing(*_: object) -> None:
             """kopf and the planner's process are slow to start, and are tested by themselves."""
 
-        async def stopped(_: object, identity: str, stop: asyncio.Event, end: Callable[[], Any]) -> None:
+        async def stopped(
+            watching: watches.Watches, identity: str, stop: asyncio.Event, end: Callable[[], Any]
+        ) -> None:
+            watching._jobs_listed(None, (), None)
             await stop.wait()
             await end()
 

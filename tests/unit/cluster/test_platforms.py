@@ -145,7 +145,9 @@ class TestAutoscaling:
     def test_they_do_not_lower_the_number_of_missing_nodes(self) -> None:
         larger = NodeTemplates(nodes({"name": "new", "count": 2, **SIZE}).nodes).scaled_up(self.WINDOWS_NODES)
         decision = decided(REQUEST, larger)
-        assert missing_nodes(decision, self.WINDOWS_NODES) == sum(group.nodes for group in decision.chosen.groups)
+        assert missing_nodes(REQUEST, decision, self.WINDOWS_NODES) == sum(
+            group.nodes for group in decision.chosen.groups
+        )
 
 
 class TestPreview:

@@ -50,6 +50,28 @@ def test_job_without_room_gets_pods_for_nodes_that_the_autoscaler_adds() -> None
     assert waiting_text(2) in condition_of(desired, "Planned").message
 
 
+def test_job_that_runs_no_longer_says_that_nodes_are_missing() -> None:
+    """Fixed bug: seen with a real Cluster Autoscaler, the message stayed until the end of the job."""
+    observed = pending(FIVE)
+    assert waiting_text(2) in condition_of(at(observed, 2), "Planned").message
+    ready = tuple(replace(pod, node=f"n{i}", ready=True, unschedulable=None) for i, pod in enumerate(observed.pods))
+    running = replace(observed, pods=ready)
+    running = after(running, at(running, 3))
+    text = condition_of(at(running, 4), "Planned").message
+    assert "not exist yet" not in text and text.startswith("plan 1: 5 x cpu")
+    lost = replace(running, pods=observed.pods)
+    assert "not exist yet" not in condition_of(at(lost, 5), "Planned").message
+
+
+def test_node_without_enough_free_cpu_or_memory_is_no_node_for_a_pod() -> None:
+    """Fixed bug: nodes that other jobs use counted as if they were free, because each CPU node has one device."""
+    spec = DIGITS | {"nodes": {"min": 3, "max": 3}, "resources": {"cpu": "1500m", "memory": "2Gi"}}
+    free = {"name": "free", "count": 1, "cpu": 2, "memory": "4Gi"}
+    for used in ({"cpu": 1, "memory": "4Gi"}, {"cpu": 2, "memory": "1Gi"}):
+        view = nodes(free, {"name": "used", "count": 2, **used})
+        assert planned(seen(spec, view), AUTOSCALED).new_nodes == 2, used
+
+
 def test_job_on_an_empty_cluster_needs_all_of_its_nodes() -> None:
     plan = planned(seen(FIVE, ClusterView()), AUTOSCALED)
     assert plan.new_nodes == 5

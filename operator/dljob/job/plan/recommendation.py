@@ -162,7 +162,7 @@ def recommend(
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger
-        awaited = waiting_text(missing_nodes(decision, allowed(request, view)))
+        awaited = waiting_text(missing_nodes(request, decision, allowed(request, view)))
         found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
         view = larger_view
     if isinstance(found, Decision):

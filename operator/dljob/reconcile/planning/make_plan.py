@@ -194,7 +194,7 @@ def _attempt(
         if larger is None:
             return left_out.named(parsed, request, whole, decision)
         decision, view = larger
-        new_nodes = missing_nodes(decision, decision.domain.within(allowed(request, existing)))
+        new_nodes = missing_nodes(request, decision, decision.domain.within(allowed(request, existing)))
     decision = _fitting(job.name, decision)
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
@@ -357,8 +357,11 @@ def _fitting(job: str, decision: Decision) -> Decision:
     return replace(decision, chosen=chosen, candidates=candidates, trade_offs=trade_offs)
 
 
-def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
-    """Return the condition Planned=True with a description of the plan. ``plan_only``: no pods will be created."""
+def planned(accepted: StoredPlan, *, plan_only: bool = False, started: bool = False) -> Verdict:
+    """Return the condition Planned=True with a description of the plan.
+
+    ``plan_only``: no pods will be created. ``started``: all pods have run, so that none waits for new nodes.
+    """
     status = accepted.status
     predicted, times = status.predicted, "no predicted time"
     if predicted.step_seconds > 0:
@@ -378,7 +381,7 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
         text = f"{text}; {status.placement}"
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
-    if accepted.new_nodes:
+    if accepted.new_nodes and not started:
         text = f"{text}; {waiting_text(accepted.new_nodes, asks=accepted.provisioning_class is not None)}"
     if status.defaults:
         text = f"{text}; the administrator's defaults apply: {'; '.join(status.defaults)}"
