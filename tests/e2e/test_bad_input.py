@@ -125,11 +125,13 @@ def test_job_whose_rank_needs_more_memory_than_planned_gets_it_and_the_next_begi
     kubectl.delete("dljob", "hungry")
 
     def measured() -> list[dict[str, Any]]:
+        """Return the points of the script. Those of other tests in this namespace need less."""
         own = [each for each in admin.list("dlprofiles") if each["spec"].get("namespace") == kubectl.namespace]
-        return [point for each in own for point in each["status"].get("memory", ())]
+        points = [point for each in own for point in each["status"].get("memory", ())]
+        return [point for point in points if point.get("peakBytes", 0) > 900 << 20]
 
     [point] = wait_for("the memory of the script in its profile", measured, 30)
-    assert point["ranks"] == 1 and 900 << 20 < point["peakBytes"] < 1100 << 20, point
+    assert point["ranks"] == 1 and point["peakBytes"] < 1100 << 20, point
     assert point["sufficientBytes"] >= point["peakBytes"] and "insufficientBytes" not in point
     kubectl.apply(example("digits.yaml", job="sated", **changes))
     job = kubectl.wait_phase("sated", "Complete", 120)
