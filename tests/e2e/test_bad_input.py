@@ -131,7 +131,8 @@ def test_job_whose_rank_needs_more_memory_than_planned_gets_it_and_the_next_begi
         return [point for point in points if point.get("peakBytes", 0) > 900 << 20]
 
     [point] = wait_for("the memory of the script in its profile", measured, 30)
-    assert point["ranks"] == 1 and point["peakBytes"] < 1100 << 20, point
+    # Besides the script, the pod runs the agent and a process that has imported torch, of about 350 MiB together.
+    assert point["ranks"] == 1 and point["peakBytes"] < 1500 << 20, point
     assert point["sufficientBytes"] >= point["peakBytes"] and "insufficientBytes" not in point
     kubectl.apply(example("digits.yaml", job="sated", **changes))
     job = kubectl.wait_phase("sated", "Complete", 120)
