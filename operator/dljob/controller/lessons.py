@@ -9,7 +9,7 @@ from math import log as ln
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen
 from dljob.kube import ApiError, JobKey, Kube
-from dljob.reconcile import MeasuredMemory, RunMeasurements
+from dljob.reconcile import RunMeasurements, RunMemory
 
 log = logging.getLogger("dljob")
 GROWTH = 1.25
@@ -30,13 +30,13 @@ class Lessons:
         """For each job, the measurements that are not written yet."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
         """For each job, the fields that identify the last run report whose measurements were written to profiles."""
-        self._open_memory: dict[JobKey, MeasuredMemory] = {}
+        self._open_memory: dict[JobKey, RunMemory] = {}
         """For each job, the memory of its script that is not written yet."""
-        self._memory_of: dict[JobKey, MeasuredMemory] = {}
+        self._memory_of: dict[JobKey, RunMemory] = {}
         """For each job, the memory that was written last (``_memory_lesson``)."""
 
     async def learn_all(
-        self, job: JobSeen, measurements: RunMeasurements | None, memory: MeasuredMemory | None
+        self, job: JobSeen, measurements: RunMeasurements | None, memory: RunMemory | None
     ) -> list[ApiError | None]:
         """Write all that a run has measured. Return the errors of ``learn`` and ``learn_memory``."""
         return [await self.learn(job, measurements), await self.learn_memory(job, memory)]
@@ -59,7 +59,7 @@ class Lessons:
         self._learned_from[job.key] = _lesson(found)
         return None
 
-    async def learn_memory(self, job: JobSeen, memory: MeasuredMemory | None) -> ApiError | None:
+    async def learn_memory(self, job: JobSeen, memory: RunMemory | None) -> ApiError | None:
         """Write what a run of a training script has shown about its memory, as ``learn`` does with measurements."""
         if memory is not None and self._memory_of.get(job.key) != _memory_lesson(memory):
             self._open_memory[job.key] = memory
@@ -106,7 +106,7 @@ def _lesson(measurements: RunMeasurements) -> tuple[object, ...]:
     return report.uid, report.plan_number, report.phase, report.step, measurements.data
 
 
-def _memory_lesson(memory: MeasuredMemory) -> MeasuredMemory:
+def _memory_lesson(memory: RunMemory) -> RunMemory:
     """Return what identifies a measured memory that is written once: the peak only up to a factor ``GROWTH``."""
     peak = memory.point.peak_nbytes
     return replace(memory, point=replace(memory.point, peak_nbytes=peak and int(ln(peak) / ln(GROWTH))))

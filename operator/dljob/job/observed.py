@@ -22,6 +22,8 @@ GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
 """Annotation of a StatefulSet. Its value is the revision (``StoredPlan.revision``) of the plan that the pods run."""
 TRAINER_CONTAINER = "trainer"
+SIGKILLED = 128 + 9
+"""Exit code of a process that SIGKILL has ended, and of a container whose first process it has ended."""
 """Name of the container of the agent and the ranks."""
 DATASET_CONTAINER = "dataset"
 """Name of the init container that fetches and verifies a job's data."""

@@ -25,7 +25,7 @@ from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
-from dljob.reconcile import MeasuredMemory, RunMeasurements, Scale, Target
+from dljob.reconcile import RunMeasurements, RunMemory, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
@@ -291,14 +291,10 @@ class Kube:
             await self._update_profiles(measurements, namespace, now)
 
     async def _update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
-        profiles = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
         model = measurements.model
         for device in measurements.devices:
-            name = profile_name(model, device, namespace)
-            if (profile := profiles.get(name)) is None:
-                profile = await self._created_profile(name, model, device, namespace)
-            old = profile.get("status") or {}
-            before = _profile_status(old)
+            profile = await self._profile(model, device, namespace)
+            before = _profile_status(profile.get("status") or {})
             complete = measurements.report.phase is RunPhase.SUCCEEDED
             after = with_structure(before, measurements.structure, now, complete=complete) or updated_profile(
                 before,
@@ -312,22 +308,27 @@ class Kube:
                 measurements.machine_nodes,
                 measurements.used_cores.get(device),
             )
-            await self._write_profile(name, old, after)
+            await self._write_profile(profile, after)
 
-    async def _write_profile(self, name: str, old: Mapping[str, Any], after: DLProfileStatus) -> None:
-        """Change the status ``old`` of a profile to ``after``, if they differ."""
-        if patch := merge_patch(old, after.manifest()):
+    async def _profile(self, model: str, device: str, namespace: str | None) -> Mapping[str, Any]:
+        """Return the profile of a model on a type of device. Create it if it is not in the cache."""
+        name = profile_name(model, device, namespace)
+        found = next((each for each in self._cache.profiles() if each["metadata"]["name"] == name), None)
+        return found or await self._created_profile(name, model, device, namespace)
+
+    async def _write_profile(self, profile: Mapping[str, Any], after: DLProfileStatus) -> None:
+        """Change the status of a profile to ``after``, if they differ."""
+        name = profile["metadata"]["name"]
+        if patch := merge_patch(profile.get("status") or {}, after.manifest()):
             answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
             self._cache.put(kinds.PROFILE, answer)
 
-    async def update_memory(self, found: MeasuredMemory, now: datetime) -> None:
+    async def update_memory(self, found: RunMemory, now: datetime) -> None:
         """Update the memory of a training script in its profile, which only plans of its namespace use."""
         async with self._updating:
-            name = profile_name(found.model, found.device, found.namespace)
-            profile = next((each for each in self._cache.profiles() if each["metadata"]["name"] == name), None)
-            profile = profile or await self._created_profile(name, found.model, found.device, found.namespace)
-            old = profile.get("status") or {}
-            await self._write_profile(name, old, with_memory(_profile_status(old), found.point, now))
+            profile = await self._profile(found.model, found.device, found.namespace)
+            before = _profile_status(profile.get("status") or {})
+            await self._write_profile(profile, with_memory(before, found.point, now))
 
     async def _created_profile(self, name: str, model: str, device: str, namespace: str | None) -> Body:
         """Create a profile that is not in the cache, and return it.

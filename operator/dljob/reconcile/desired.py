@@ -37,7 +37,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class MeasuredMemory:
+class RunMemory:
     """What a run of a training script has shown about the memory of a pod.
 
     Only plans of its own namespace use it: what a script shows about itself is its owner's.
@@ -112,7 +112,7 @@ class Desired:
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
     measurements: RunMeasurements | None = None
-    memory: MeasuredMemory | None = None
+    memory: RunMemory | None = None
     """What a run of a training script has shown about the memory of a pod, for its profile."""
     workload: WorkloadChange | None = None
     """Change of the job's Workload in Kueue. The controller makes it after the objects and deletes."""
@@ -134,7 +134,7 @@ class Draft:
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
     measurements: RunMeasurements | None = None
-    memory: MeasuredMemory | None = None
+    memory: RunMemory | None = None
     plan: StoredPlan | None = None
     workload: WorkloadChange | None = None
     wanted: int = 0

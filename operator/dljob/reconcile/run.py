@@ -14,7 +14,7 @@ from dljob.job.observed import Observed
 from dljob.job.plan.stored import PodGroup, StoredPlan, threads
 from dljob.job.plan.structure import observed_memory, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
-from dljob.reconcile.desired import MeasuredMemory, RunMeasurements
+from dljob.reconcile.desired import RunMeasurements, RunMemory
 from dljob.reconcile.failures import failure_conditions, memory_kills, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
@@ -326,7 +326,7 @@ def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
     return measurements(spec, report, accepted, parsed.observed) if report.plan_number == accepted.plan.number else None
 
 
-def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> MeasuredMemory | None:
+def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> RunMemory | None:
     """Return what the run of a training script has shown about the memory of a pod; None if it is unknown.
 
     ``failed``: True if the job has just failed. The profile gets it before the end of a run if the next job would
@@ -342,4 +342,4 @@ def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> MeasuredMemory |
     if not over and not raised and found[1].needed_nbytes <= accepted.memory_nbytes:
         return None
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
-    return MeasuredMemory(key, found[0], parsed.observed.job.namespace, found[1])
+    return RunMemory(key, found[0], parsed.observed.job.namespace, found[1])

@@ -9,7 +9,7 @@ from dljob.calibrate.memory import MemoryPoint
 from dljob.controller.lessons import Lessons
 from dljob.job.observed import Observed
 from dljob.kube import ApiError
-from dljob.reconcile import MeasuredMemory
+from dljob.reconcile import RunMemory
 from support.builders import NOW, Json, report
 from support.job_lifecycle import done, started, step
 
@@ -64,7 +64,7 @@ class Memories:
         self.peaks: list[float] = []
         self.errors: list[ApiError] = [ApiError(500, "InternalError", "try again")]
 
-    async def update_memory(self, found: MeasuredMemory, now: object) -> None:
+    async def update_memory(self, found: RunMemory, now: object) -> None:
         if self.errors:
             raise self.errors.pop()
         assert found.namespace == "team-a" and found.point.peak_nbytes is not None
@@ -80,7 +80,7 @@ def test_memory_of_a_running_script_is_written_when_it_grows_and_at_its_end() ->
 
     async def learn(mib: int, enough: int | None = None) -> ApiError | None:
         point = MemoryPoint(1, None, "Data", mib * 2**20, enough)
-        return await lessons.learn_memory(job, MeasuredMemory("program-1", "cpu", "team-a", point))
+        return await lessons.learn_memory(job, RunMemory("program-1", "cpu", "team-a", point))
 
     async def run() -> None:
         assert await learn(200) is not None and await learn(200) is None, "the write is repeated"

@@ -1,6 +1,8 @@
 """Store decoded JSON in less memory. The module does no I/O."""
 
-from typing import Any
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 
 MAX_SHARED = 128
 """Maximum length of a string that is shared with equal ones. Longer ones are mostly messages, which differ."""
@@ -9,6 +11,7 @@ MAX_STRINGS = 2**17
 MAX_DEPTH = 16
 """Levels of nesting below which values stay as they are."""
 _KNOWN: dict[str, str] = {}
+T = TypeVar("T", bound=Hashable)
 
 
 def compact(value: Any, levels: int = MAX_DEPTH) -> Any:
@@ -29,4 +32,17 @@ def compact(value: Any, levels: int = MAX_DEPTH) -> Any:
         return {compact(name, 0): compact(item, levels - 1) for name, item in value.items()}
     if isinstance(value, list):
         return [compact(item, levels - 1) for item in value]
+    return value
+
+
+def shared(value: T) -> T:
+    """Return an equal value from an earlier call if there is one, and otherwise the given one, to save memory.
+
+    Most nodes have the same conditions, all pods of a StatefulSet the same charge, and most volumes the same zone.
+    """
+    return cast(T, _shared(value))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _shared(value: Hashable) -> Hashable:
     return value

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from dlcontract import PLAN_KEY, REPORT_KEY, config_map_names
@@ -35,14 +34,14 @@ from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.job.task.suggestion import SUGGESTION_KEY
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kube.objects.compact import compact
+from dljob.kube.objects.compact import compact, shared
 from dljob.kube.objects.pods import looks
 from dljob.kube.objects.pods.evictions import eviction, memory_killed_at
 from dljob.kube.objects.pods.rejections import created, rejection
 from dljob.kueue import DIGEST_ANNOTATION
 from dljob.render import Names
 from dljob.render.gang import DEFAULT_SCHEDULER
-from dljob.scheduling import Charge, pod_charge
+from dljob.scheduling import pod_charge
 
 Body = Mapping[str, Any]
 _FETCHING = frozenset({DATASET_CONTAINER, SOURCE_CONTAINER})
@@ -214,7 +213,7 @@ def pod(body: Body) -> PodSeen | LookSeen:
         eviction=eviction(body),
         rejection=rejection(body),
         unscheduled=None if scheduled else _unscheduled(body),
-        charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
+        charge=None if status.get("phase") in ("Succeeded", "Failed") else shared(pod_charge(spec)),
     )
 
 
@@ -227,25 +226,7 @@ def _unscheduled(body: Body) -> Unscheduled | None:
 
 
 def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()) -> Conditions:
-    return _same(tuple(sorted((name, str(i.get("status", ""))) for name, i in given.items() if name not in without)))
-
-
-@lru_cache(maxsize=1024)
-def _same(conditions: Conditions) -> Conditions:
-    """Return an equal tuple from an earlier call if there is one, and otherwise the given one.
-
-    This saves memory, because most nodes have the same conditions.
-    """
-    return conditions
-
-
-@lru_cache(maxsize=1024)
-def _shared(charge: Charge) -> Charge:
-    """Return an equal charge from an earlier call if there is one, and otherwise the given one.
-
-    This saves memory, because all pods of a StatefulSet have the same charge (what a pod uses up of quotas).
-    """
-    return charge
+    return shared(tuple(sorted((name, str(i.get("status", ""))) for name, i in given.items() if name not in without)))
 
 
 def _running_since(container: Body) -> datetime | None:
@@ -262,7 +243,8 @@ def _fetching(container: Body) -> Fetching | None:
     Return None if it has succeeded or has not started, and for other init containers. ``PodSeen.stuck`` says why a
     container cannot start.
     """
-    if (name := container.get("name", "")) not in _FETCHING:
+    name = container.get("name", "")
+    if name not in _FETCHING:
         return None
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from dlcontract import Report, RunPhase, reasons
-from dljob.job.observed import PodSeen
+from dljob.job.observed import SIGKILLED, PodSeen
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner.types.texts import gibibytes
@@ -25,8 +25,6 @@ RECENT_S = 600.0
 this release of the operator sees it for the first time."""
 TOGETHER_S = 30.0
 """Seconds within which the ends of several pods count as one: ranks of one step need the same memory."""
-KILLED = 128 + 9
-"""Exit code of a rank that SIGKILL ended. A rank that reports by itself that a GPU lacks memory has another one."""
 
 
 def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
@@ -116,7 +114,8 @@ def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> Fa
     record = record.model_copy(update={"rank_kills_seen": seen})
     if accepted.failures is None and report.phase is RunPhase.RUNNING:
         return record
-    if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, KILLED):
+    # A rank that reports by itself that a GPU lacks memory has another exit code.
+    if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, SIGKILLED):
         return record
     rank = f"rank {failure.rank}" if failure.rank is not None else "a rank"
     return _with(record, accepted, f"{rank} in pod {failure.host or '(unknown)'} ended at the memory limit of its pod")

@@ -62,8 +62,8 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     """Return the plan with which the job should continue: its current plan or a better one. None: it has no plan.
 
     Add the condition PlanContradicted to the draft if it changes. When the plan is first contradicted, also add the
-    measurements with which the operator updates the profiles. The observed structure of a script and
-    its memory are added as well.
+    measurements with which the operator updates the profiles. The observed structure of a script and its memory are
+    added as well.
     """
     accepted, report = parsed.accepted, parsed.report
     draft.measurements = draft.measurements or run.shown_structure(parsed)

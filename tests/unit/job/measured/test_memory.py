@@ -20,7 +20,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, MAX_PROFILES, expired, learned, learned_by_model, updated_profile
 from dljob.kube import Cache, Kube
 from dljob.kueue import Within
-from dljob.reconcile import MeasuredMemory, parse_observed
+from dljob.reconcile import RunMemory, parse_observed
 from dljob.reconcile.planning import make_plan
 from support.builders import CONFIG, NOW, Json, after, nodes, plan_of, planned, report, seen, settled
 from support.job_lifecycle import condition_of, done, started, step, training
@@ -51,13 +51,13 @@ def used(mib: float, pod: str = "digits-cpu-1") -> PodMemory:
     return PodMemory(pod=pod, ranks=1, peak_nbytes=int(mib * MIB))
 
 
-def complete(spec: Json, mib: float) -> MeasuredMemory:
+def complete(spec: Json, mib: float) -> RunMemory:
     found = step(done(RunPhase.SUCCEEDED, spec, pod_memory=used(mib))).memory
     assert found is not None
     return found
 
 
-def store(*found: MeasuredMemory) -> dict[tuple[str, str], Learned]:
+def store(*found: RunMemory) -> dict[tuple[str, str], Learned]:
     """Write to profiles as the operator does, and return what plans of the namespace then know."""
     api, cache = FakeApi(), Cache(now=lambda: NOW)
     kube: Any = api

@@ -6,14 +6,12 @@ A StatefulSet replaces an evicted or rejected pod so soon that a reconcile often
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from dljob.job.observed import TRAINER_CONTAINER, Eviction, LookSeen, PodSeen
+from dljob.job.observed import SIGKILLED, TRAINER_CONTAINER, Eviction, LookSeen, PodSeen
 from dljob.render import Names
 
 MAX_JOBS, MAX_PODS = 1000, 16
 """Maximum number of jobs, and of pods of each job, that are remembered. The oldest are forgotten."""
 MAX_MESSAGE = 1024
-SIGKILLED = 128 + 9
-"""Exit code of a container whose first process SIGKILL has ended."""
 REASON = "Evicted"
 """``status.reason`` of a pod that the kubelet has evicted."""
 

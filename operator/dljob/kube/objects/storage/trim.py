@@ -1,12 +1,11 @@
 """Reduce claims, StorageClasses and PersistentVolumes to the fields on which decisions depend. No I/O."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from dljob.cluster.node_selector import NodeSelector
 from dljob.job.observed import APPLIED_ANNOTATION, ClaimSeen, ClassSeen
-from dljob.kube.objects.compact import compact
+from dljob.kube.objects.compact import compact, shared
 
 Body = Mapping[str, Any]
 
@@ -28,7 +27,7 @@ def storage_class(body: Body) -> ClassSeen:
     keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
     default = any(annotations.get(key) == "true" for key in keys)
     allowed = body.get("allowedTopologies")
-    topologies = _same(NodeSelector.parse_topologies(allowed)) if allowed else None
+    topologies = shared(NodeSelector.parse_topologies(allowed)) if allowed else None
     return ClassSeen(body["metadata"]["name"], default, str(body.get("provisioner") or ""), topologies)
 
 
@@ -39,10 +38,4 @@ def volume(body: Body) -> NodeSelector | None:
     local volumes, which differ, share the names of labels.
     """
     required = ((body.get("spec") or {}).get("nodeAffinity") or {}).get("required")
-    return None if required is None else _same(NodeSelector.parse(compact(required)))
-
-
-@lru_cache(maxsize=1024)
-def _same(nodes: NodeSelector) -> NodeSelector:
-    """Return an equal selector from an earlier call if there is one, and otherwise the given one."""
-    return nodes
+    return None if required is None else shared(NodeSelector.parse(compact(required)))
