@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from dljob.api.spec import DLJobSpec
+from dljob.api.spec.planning import PlanningMode
 from dljob.api.status.job import ConditionStatus, DLJobStatus
 
 Json = Mapping[str, Any]
@@ -321,11 +322,13 @@ def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
 def with_immediate_fields(accepted: DLJobSpec, new: DLJobSpec) -> DLJobSpec:
     """Return ``accepted``, but with the values of ``new`` in all fields that take effect at once (Effect.AT_ONCE).
 
-    A field that ``new`` does not set gets its default. The operator uses the result if it refuses the other changes in
-    ``new``.
+    A field that ``new`` does not set gets its default. The result has the mode PlanOnly if ``new`` has it: a user can
+    then always stop the pods. The operator uses the result if it refuses the other changes in ``new``.
     """
     given = new.manifest()
     manifest = planned_fields(accepted)
+    if new.planning.mode is PlanningMode.PLAN_ONLY:
+        manifest["planning"] = {"mode": PlanningMode.PLAN_ONLY.value}
     for path in _AT_ONCE:
         if (value := _at(given, path)) is not None:
             section, _, name = path.rpartition(".")

@@ -116,7 +116,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
         _suspend(parsed, draft, now)
-    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY or gang.stops(parsed):
+    elif gang.stops(parsed):
         stop(parsed, draft, now)
     elif target is not None and not provisioning.hold(parsed, draft, parsed.spec, target, config, now):
         _roll(parsed, draft, parsed.spec, target, config, now)
@@ -198,9 +198,13 @@ def _plan(
 def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
     """Return the desired state of a job while another task makes its new plan: its pods remain as they are.
 
-    Only pods on lost nodes are replaced meanwhile. Pods that stop for another plan are not started again.
+    Only pods on lost nodes are replaced meanwhile. Pods that stop for another plan are not started again. The pods of a
+    job that must have none stop at once.
     """
     observed, accepted = parsed.observed, parsed.accepted
+    if gang.stops(parsed):
+        stop(parsed, draft, now)
+        return _finish(parsed, draft, accepted, now)
     runs = accepted is not None and any(item.replicas for item in observed.sets) and in_force(observed, accepted)
     if accepted is not None and runs and observed.lost_nodes:
         _roll(parsed, draft, spec, accepted, config, now)

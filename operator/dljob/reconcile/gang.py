@@ -81,10 +81,12 @@ def awaits_nodes(parsed: ParsedJob) -> bool:
 
 
 def stops(parsed: ParsedJob) -> bool:
-    """Return True while pods are stopping after a start time-out or rejections.
+    """Return True if the job must have no pods: in mode PlanOnly, or while they stop after a time-out or rejections.
 
-    No pod may start again before all have stopped.
+    After these, no pod may start again before all have stopped.
     """
+    if parsed.spec is not None and parsed.spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return True
     found = find(parsed.before.conditions, CONDITION)
     timed_out = found is not None and found.status is FALSE and found.reason in BACK_OFFS
     current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest

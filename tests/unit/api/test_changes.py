@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.api import DLJobSpec, DLJobStatus, crd
+from dljob.api import DLJobSpec, DLJobStatus, PlanningMode, crd
 from dljob.api.change_rules import is_change_rule
 from dljob.api.changes import (
     AFTER_END,
@@ -244,7 +244,16 @@ def test_a_job_has_begun_once_its_next_pods_would_find_a_checkpoint(status: Json
 def test_immediate_fields_are_those_of_the_new_spec(path: str) -> None:
     before, after = (DLJobSpec.model_validate(spec) for spec in pair(path))
     followed = with_immediate_fields(before, after)
-    assert followed == (after if change_of(path).effect is Effect.AT_ONCE else before)
+    plan_only = after.planning.mode is PlanningMode.PLAN_ONLY
+    assert followed == (after if change_of(path).effect is Effect.AT_ONCE or plan_only else before)
+
+
+@pytest.mark.parametrize("planned", [{}, {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]}])
+def test_plan_only_takes_effect_although_other_changes_are_refused(planned: Json) -> None:
+    before = DLJobSpec.model_validate(spec_of({"planning": planned}))
+    after = DLJobSpec.model_validate(spec_of({"planning": {"mode": "PlanOnly", "resize": "Never"}, "seed": 7}))
+    followed = with_immediate_fields(before, after)
+    assert followed.planning == after.planning and followed.seed == before.seed
 
 
 def test_planned_fields_are_those_of_the_digest() -> None:

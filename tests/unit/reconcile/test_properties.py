@@ -211,6 +211,7 @@ INVARIANTS = (
 @given(STEPS)
 @example([("infeasible", 0.0), ("the sets are deleted", 1.0), ("a node is lost", 0.0)])
 @example([("a range of batches", 0.0), ("a node is lost", 0.0)])
+@example([("larger batch", 0.0), ("plan only", 0.0), ("waiting", 0.0), ("a node is lost", 0.0)])
 def test_every_invariant_holds_on_every_path(steps: list[tuple[str, float]]) -> None:
     for situation, desired in walk(steps):
         for invariant in INVARIANTS:
