@@ -38,6 +38,7 @@ def data(store: Server, prefix: str) -> set[str]:
 
 
 @pytest.mark.mpi(3)
+@pytest.mark.long
 def test_run_on_two_ranks_resumes_on_one_two_and_three(store: Server, tmp_path: Path) -> None:
     store.refuse("PutObject", 503, "SlowDown", times=1, key=PARTS[1][0])
     ranks(2, store, tmp_path, "two", "train")
@@ -57,7 +58,7 @@ def test_run_on_two_ranks_resumes_on_one_two_and_three(store: Server, tmp_path: 
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("check", ["killed_in_upload", "killed_before_commit"])
+@pytest.mark.parametrize("check", ["killed_in_upload", pytest.param("killed_before_commit", marks=pytest.mark.long)])
 def test_killed_rank_leaves_the_checkpoint_before(store: Server, tmp_path: Path, check: str) -> None:
     begun = run(command(2, BODY, "2", tmp_path, "s3://models/killed", check), 240, **store.environ())
     assert begun.code != 0, begun.output
@@ -90,6 +91,7 @@ def test_rejected_part_leaves_the_checkpoint_before_and_nothing_else(store: Serv
 
 
 @pytest.mark.mpi(2)
+@pytest.mark.long
 def test_damaged_part_of_rank_1_leads_all_ranks_to_the_checkpoint_before(store: Server, tmp_path: Path) -> None:
     ranks(2, store, tmp_path, "damaged", "train")
     ranks(2, store, tmp_path, "damaged", "resume")

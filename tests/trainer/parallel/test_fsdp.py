@@ -44,7 +44,8 @@ def test_micro_batches_and_evaluation_equal_one_process(ranks: int, tmp_path: Pa
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_checkpoints_are_those_of_strategy_data(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODY, str(ranks), str(tmp_path), "checkpoints", timeout_s=200)
     assert ended.output.count("checkpoints are those of strategy Data") == 2, ended.output
