@@ -243,12 +243,13 @@ def test_evicted_pod_stops_the_attempt_and_its_return_resumes_it(three: Job) -> 
     running = three.until(lambda r: r.step >= 1)
     three.pods[2].signal(TERM)
     assert three.pods[2].wait() == 143
-    report = three.until(lambda r: "PodStopped" in r.restarts)
+    report = three.until(lambda r: r.failure is not None and r.failure.reason == "PodStopped")
     assert report.failures == running.failures, f"{running.restarts} before, {report.restarts} after; {report.failure}"
     assert report.last_checkpoint is not None
     assert three.pods[0].get("/readyz")[0] == 503
     three.pods[2].start(**NO_TORCH)
-    three.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+    resumed = three.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+    assert resumed.restarts == {"PodStopped": 1}
     assert three.pods[0].starts == 1
 
 

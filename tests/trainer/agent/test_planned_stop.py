@@ -39,6 +39,17 @@ def test_output_is_stored_when_the_operator_stops_the_pods(two: Job) -> None:
     assert Document.parse(files["report.json.gz"]).phase is RunPhase.STOPPED
 
 
+def test_stop_of_all_pods_is_no_restart_even_if_that_of_the_coordinator_stops_last(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1"), grace_s=600), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    two.pods[1].signal(TERM)
+    two.until(lambda r: r.phase is RunPhase.RESTARTING)
+    two.pods[0].signal(TERM)
+    assert [pod.wait() for pod in two.pods] == [143, 143]
+    report = two.report
+    assert report is not None and report.phase is RunPhase.STOPPED and report.restarts == {}
+
+
 def test_output_of_ranks_that_have_to_be_killed_is_stored(two: Job) -> None:
     command = ["sh", "-c", "trap '' TERM; echo I stay; while true; do sleep 1; done"]
     two.start(two.plan(command, checkpoint=NO_VOLUME, grace_s=6.0), **NO_TORCH)

@@ -85,6 +85,8 @@ class Ledger:
         self.term = plan.term
         self.phase = RunPhase.WAITING
         self.restarts: dict[str, int] = {}
+        self._stops = 0
+        """Restarts by the stop of pods that count when the ranks are launched again."""
         self.failures = 0
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
@@ -154,6 +156,8 @@ class Ledger:
     def begin_attempt(self, plan: Plan) -> None:
         """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks."""
         self._placed = plan
+        self.restarts = dict(Counter(self.restarts) + Counter({reasons.POD_STOPPED: self._stops}))
+        self._stops = 0
         self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0))
         self._measures.clear()
         self._found.clear()
@@ -221,9 +225,14 @@ class Ledger:
     def count(self, cause: str) -> None:
         """Count a restart by its ``cause``, a reason such as ``reasons.HUNG``.
 
-        The loss of a rank also counts as a restart if the other ranks continue.
+        The loss of a rank also counts as a restart if the other ranks continue. A restart by the stop of pods counts
+        when the ranks are launched again: if the operator stops all pods of the job, for example to move it to other
+        nodes, those of others may stop some seconds before that of the coordinator, and nothing restarts.
         """
-        self.restarts = dict(Counter(self.restarts) + Counter([cause]))
+        if cause == reasons.POD_STOPPED:
+            self._stops += 1
+        else:
+            self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def record_memory(self, pod: str, nbytes: int) -> None:
         """Record that a pod has needed so many bytes of main memory in the present attempt."""
