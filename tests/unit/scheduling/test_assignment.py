@@ -240,6 +240,53 @@ def test_a_long_job_makes_room_for_a_short_one_but_not_for_one_that_is_as_long()
     assert assign_all(equal([long, long]), [whole, waits], {"t4": 4}, 60.0).moves == (False, False)
 
 
+LONG = tuple(Option("t4", 1, n, 100_000.0 / n**0.9) for n in (1, 2, 4))
+BRIEF = tuple(Option("t4", 1, n, 1000.0 / n**0.9) for n in (1, 2, 4))
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 9])
+def test_a_long_job_makes_room_for_any_number_of_short_ones(number: int) -> None:
+    """Fixed bug: with four of them, nothing was left for the long job, which therefore kept all devices."""
+    held = [Held({"t4": 4}, LONG[-1].seconds, movable=True), *[Held({})] * number]
+    found = assign_all(equal([LONG, *[BRIEF] * number]), held, {"t4": 4}, 60.0)
+    assert found.moves[0] and found.parts[0] is not None
+    assert sum(part is not None for part in found.parts[1:]) == min(3, number)
+
+
+@pytest.mark.parametrize("due_s", [None, 100.0, BRIEF[2].seconds, BRIEF[1].seconds, BRIEF[0].seconds])
+def test_a_deadline_never_keeps_a_job_from_starting(due_s: float | None) -> None:
+    """Fixed bug: a job that needed all devices for its deadline got none, because the long one could not give up all."""
+    held = [Held({"t4": 4}, LONG[-1].seconds, movable=True), Held({})]
+    found = assign_all([Candidate(0, LONG), Candidate(0, BRIEF, due_s=due_s)], held, {"t4": 4}, 60.0)
+    assert found.moves == (True, False) and fit(found, held, {"t4": 4})
+    assert found.parts[1] is not None and found.parts[1].devices == 2
+
+
+def test_a_job_that_holds_devices_keeps_what_its_deadline_needs() -> None:
+    """Nine short jobs would take all devices."""
+    long = Candidate(0, LONG, due_s=LONG[1].seconds + 60.0)
+    held = [Held({"t4": 4}, LONG[-1].seconds, movable=True), *[Held({})] * 9]
+    found = assign_all([long, *equal([BRIEF] * 9)], held, {"t4": 4}, 60.0)
+    assert found.moves[0] and found.parts[0] == LONG[1]
+    assert sum(part is not None for part in found.parts[1:]) == 2
+
+
+@given(JOBS, JOBS, FREE)
+def test_jobs_that_hold_devices_keep_some_if_their_options_fit_together(
+    running: list[tuple[Option, ...]], waiting: list[tuple[Option, ...]], free: dict[str, int]
+) -> None:
+    """Devices are of one type here, so that jobs that hold some of it can always hold fewer."""
+    running, waiting = ([tuple(replace(o, device="t4") for o in each) for each in jobs] for jobs in (running, waiting))
+    held = [
+        Held({} if each is None else {each.device: each.devices}, each.seconds if each else 0.0, movable=True)
+        for each in in_order(running, free)
+    ] + [Held({}) for _ in waiting]
+    running = [(*options, Option("t4", 1, 1, 2e5)) if mine.devices else options
+               for options, mine in zip(running, held, strict=False)]  # fmt: skip
+    found = assign_all(equal([*running, *waiting]), held, free, 45.0)
+    assert all(part is not None for part, mine in zip(found.parts, held, strict=True) if mine.devices)
+
+
 def test_a_job_does_not_miss_its_deadline_for_another_one_unless_that_meets_its_own() -> None:
     """A long job makes room for a short one, but then takes 2,000 instead of 1,000 s."""
     long = tuple(Option("t4", 1, count, 2000 / count) for count in (1, 2))

@@ -11,6 +11,10 @@ A job with a deadline that it can meet starts before all others, with the device
 more devices are of less use to it than to others (``NO_USE``), and also once the deadline can no longer be met. No job
 restarts on devices with which it misses its deadline, unless another one meets its own by that.
 
+A running job never gives up all its devices for others of its priority: if nothing is left for it, it starts first,
+with as few devices as possible, or as its deadline allows. Without this rule, it would keep what it has, because a move
+needs a part to move to, and no other job could start.
+
 Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist.
@@ -20,7 +24,7 @@ that have jobs. If nothing is left for a job whose owner has less, jobs start wi
 owner with many short jobs cannot keep the others from starting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 
 from dljob.scheduling.assignment.moves import (
@@ -63,20 +67,21 @@ def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
     fastest option.
     """
 
-    def better(equal: Sequence[Candidate], left: Mapping[str, int]) -> Choices:
+    def better(equal: Sequence[Candidate], left: Mapping[str, int], _: Collection[int]) -> Choices:
         options = [job.options for job in equal]
         return min(together(equal, left), in_order(options, left), key=lambda each: total_s(options, each, left))
 
     return _by_priority(jobs, free, better)
 
 
-def share(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
+def share(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collection[int] = ()) -> Choices:
     """Choose an option for each waiting or running job as if no job held devices yet; None: it gets none.
 
-    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. The result ignores what a
+    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. ``holding``: indices of
+    these running jobs. Each of them gets devices, unless jobs of a higher priority take all. The result ignores what a
     restart costs: ``movers`` decides which running jobs really move to their option.
     """
-    return _by_priority(jobs, free, together)
+    return _by_priority(jobs, free, together, holding)
 
 
 def assign_all(
@@ -88,7 +93,7 @@ def assign_all(
     type, including those that running jobs hold. ``restart_s``: seconds of a restart. A running job that does not gain
     restarts only for jobs of equal or higher priority that gain more than it loses.
     """
-    parts = share(jobs, free)
+    parts = share(jobs, free, [i for i, mine in enumerate(held) if mine.devices])
     moving = movers(held, parts, free, restart_s)
     helped = tuple(helped_by(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
     gains = [
@@ -110,16 +115,19 @@ def assign_all(
 def _by_priority(
     jobs: Sequence[Candidate],
     free: Mapping[str, int],
-    choose: Callable[[Sequence[Candidate], Mapping[str, int]], Choices],
+    choose: Callable[[Sequence[Candidate], Mapping[str, int], Collection[int]], Choices],
+    holding: Collection[int] = (),
 ) -> Choices:
     """Call ``choose`` for the jobs of each priority in turn, with the devices that are left, and join the results.
 
-    ``jobs``: sorted, the highest priority first. The result has one entry per job, in this order.
+    ``jobs``: sorted, the highest priority first. The result has one entry per job, in this order. ``holding``: indices
+    of jobs; ``choose`` gets those of its own jobs.
     """
     chosen: list[Option | None] = []
     left = dict(free)
     for _, group in groupby(jobs, key=lambda job: job.priority):
-        found = choose(list(group), left)
+        equal, before = list(group), len(chosen)
+        found = choose(equal, left, [i - before for i in holding if before <= i < before + len(equal)])
         chosen += found
         left = less(left, found)
     return tuple(chosen)

@@ -1,7 +1,7 @@
 """Give devices to jobs step by step: the growth of the module ``assignment``."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 from dljob.scheduling.assignment.types import Candidate, Choices, Jobs, Option
@@ -15,40 +15,51 @@ In the clairvoyant policy of benchmarks/scheduling, 1.5 to 2.5 gave the same com
 and 0, which favours long jobs, 48 % longer ones."""
 
 
-def together(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
+def together(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collection[int] = ()) -> Choices:
     """Return the option of each job if all start small, the shortest first, and then grow where it helps most.
 
-    None: nothing is left for the job. The text of the module describes deadlines and entitlements. At the end, pairs of
-    jobs may exchange devices.
+    None: nothing is left for the job. The text of the module describes deadlines and entitlements. ``holding``: indices
+    of the jobs that hold devices now. At the end, pairs of jobs may exchange devices.
     """
-    found, shares = _grown(jobs, free, limited=False)
-    if any(part is None and shares.lacks(job) for part, job in zip(found, jobs, strict=True)):
-        found, _ = _grown(jobs, free, limited=True)
-    return _exchanged([job.options for job in jobs], found)
+    first = set[int]()
+    while True:
+        found, shares = _grown(jobs, free, first, limited=False)
+        if any(part is None and shares.lacks(job) for part, job in zip(found, jobs, strict=True)):
+            found, _ = _grown(jobs, free, first, limited=True)
+        without = {i for i in holding if found[i] is None} - first
+        if not without:
+            return _exchanged([job.options for job in jobs], found)
+        first |= without
 
 
 def _grown(
-    jobs: Sequence[Candidate], free: Mapping[str, int], *, limited: bool
+    jobs: Sequence[Candidate], free: Mapping[str, int], first: Collection[int], *, limited: bool
 ) -> tuple[list[Option | None], "_Shares"]:
     """Return the options after the most valuable steps, and what each owner has.
 
-    ``limited``: True: jobs start within the entitlements of their owners first.
+    ``first``: indices of the jobs that start before all others. ``limited``: True: the others start within the
+    entitlements of their owners first.
     """
     left, shares = dict(free), _Shares(jobs, free)
     chosen: list[Option | None] = [None] * len(jobs)
-    ranks = [_ranked(None, job) for job in jobs]
+    ranks = [_started_small(job) if i in first else _ranked(None, job) for i, job in enumerate(jobs)]
+    only = first
     while True:
         best: tuple[float, int, Option] | None = None
         for i, ranked in enumerate(ranks):
-            if limited and chosen[i] is not None:
+            if (only and i not in only) or ((only or limited) and chosen[i] is not None):
                 continue
             for worth, added, new in ranked:
                 if best is not None and worth <= best[0]:
                     break
-                if added <= left.get(new.device, 0) and not (limited and shares.exceeded(jobs[i].owner, new)):
+                within = only or not limited or not shares.exceeded(jobs[i].owner, new)
+                if added <= left.get(new.device, 0) and within:
                     best = worth, i, new
                     break
         if best is None:
+            if only:
+                only = ()
+                continue
             if not limited:
                 return chosen, shares
             limited = False
@@ -146,6 +157,17 @@ def _ranked(old: Option | None, job: Candidate) -> list[tuple[float, int, Option
             steps.append((worth, new.devices - mine, new))
     steps.sort(key=lambda step: -step[0])
     return steps
+
+
+def _started_small(job: Candidate) -> list[tuple[float, int, Option]]:
+    """Return the steps with which a job starts that must not be left without devices, in the form of ``_ranked``.
+
+    The fewest devices come first, and of equally many the fastest, but before all others those with which the job meets
+    its deadline. Whatever it gets beyond that, it gets by growth.
+    """
+    due_s = job.due_s if job.due_s is not None else 0.0
+    order = sorted(job.options, key=lambda option: (option.seconds > due_s, option.devices, option.seconds))
+    return [(STARTS_FIRST / (1 + place), option.devices, option) for place, option in enumerate(order)]
 
 
 def _urgency(old: Option | None, new: Option, job: Candidate) -> float:
