@@ -175,6 +175,22 @@ def test_job_with_a_deadline_gives_devices_away_only_if_it_still_meets_it() -> N
         )
 
 
+def test_job_that_needs_all_devices_for_its_deadline_starts_on_some() -> None:
+    """Fixed bug: it waited for the end of the long job, which cannot give up all devices."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **SHORT, scheduling={"finishBy": "2026-03-01T14:00:00Z"})
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == 0
+        await remove_pods(cluster, operator, first)
+        assert (await devices_of(cluster, first), await devices_of(cluster, second)) == ({T4: 2}, {T4: 2})
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("urgent", 1000)
