@@ -20,7 +20,7 @@ from dljob.controller.planning import answers
 from dljob.controller.planning.amortized import FACTOR
 from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
-from dljob.controller.planning.joint import Assigning, Share
+from dljob.controller.planning.joint import Assigning, Share, not_passed_over
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
@@ -317,11 +317,12 @@ class Planning:
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
         if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
-            view, decision = rest, await self._planner(question, rest, profiles)
+            share, view, decision = None, rest, await self._planner(question, rest, profiles)
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
         waiting = {} if plan_only(question) or question.queued else self._waiting_for_devices()
+        waiting = not_passed_over(share, waiting, self._assigning.of)
         free = view if self._free.view is None else self._free.view
         return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask)
 

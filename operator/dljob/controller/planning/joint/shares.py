@@ -1,10 +1,12 @@
 """What an assignment of devices to all jobs together says about one job: its devices, and the order to move to them."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
+from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.assignment.reasons import RoomFor
@@ -26,6 +28,19 @@ class Share:
         if self.part is None:
             return left_for(view, self.others)
         return part_of(usable_nodes(question, view), self.part, view)
+
+
+def not_passed_over(
+    share: Share | None, waiting: Mapping[JobKey, ParsedJob], of: Callable[[JobKey], Share | None]
+) -> dict[JobKey, ParsedJob]:
+    """Return the jobs in ``waiting`` that a job with this ``share`` must not delay if they are before it in line.
+
+    If the job has a part, these are not the jobs that got none in the same assignment: it gave the devices to others.
+    ``of``: returns the share of a job.
+    """
+    if share is None or share.part is None:
+        return dict(waiting)
+    return {key: each for key, each in waiting.items() if (its := of(key)) is None or its.part is not None}
 
 
 @dataclass(frozen=True)

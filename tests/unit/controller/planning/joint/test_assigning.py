@@ -191,6 +191,25 @@ def test_job_that_needs_all_devices_for_its_deadline_starts_on_some() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+def test_oldest_job_does_not_hold_up_those_that_get_devices_in_its_place() -> None:
+    """Fixed bug: all devices stayed free, because the oldest job was the first in line, and was assigned none."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        before = cluster.submit("before", **{**LONG, "planning": {"resize": "Never"}})
+        await operator.watch(2.0)
+        await train(cluster, operator, before, "n1")
+        cluster.submit("oldest", second=1, **LONG)
+        short = [cluster.submit(f"short-{i}", second=2 + i, **{**SHORT, "seed": i}) for i in range(4)]
+        await operator.watch(45.0)
+        await cluster.edit(before, suspend=True)
+        await operator.watch(2.0)
+        await remove_pods(cluster, operator, before, seconds=30.0)
+        assert [operator.planned(key) for key in short] == ["Planned"] * 4
+        assert [await devices_of(cluster, key) for key in short] == [{T4: 1}] * 4
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("urgent", 1000)
