@@ -11,7 +11,7 @@ from datetime import datetime
 
 from dlcontract import Report, RunPhase, reasons
 from dljob.job.observed import SIGKILLED, PodSeen
-from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
+from dljob.job.plan.failures import MAX_EVICTED, FailureRecord, computation_digest
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner.types.texts import gibibytes
 from dljob.reconcile.desired import Draft
@@ -30,8 +30,8 @@ TOGETHER_S = 30.0
 def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     """Return the job with new ends at the memory limit added to the record of failures in its stored plan.
 
-    Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of the spec, the
-    count starts at 0 again, because the new spec may need less memory.
+    Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of what ranks
+    compute (``changes.computed_fields``), the count starts at 0 again, because the new spec may need less memory.
     """
     accepted = parsed.accepted
     if accepted is None or parsed.spec is None:
@@ -123,8 +123,8 @@ def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> Fa
 
 def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureRecord:
     """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
-    changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": accepted.spec_digest}
-    if record.memory_digest != accepted.spec_digest:
+    changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": computation_digest(accepted.spec)}
+    if not record.counts_memory_of(accepted.spec):
         changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_exceeded_nbytes": 0}
         changes["memory_kills"] = 1
     else:
@@ -141,7 +141,7 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
     """Add the condition MemoryExceeded, unless ``planning.more_memory`` adds it in the same reconcile."""
     assert parsed.spec is not None
     shown = find(parsed.before.conditions, CONDITION)
-    if not record.memory_kills or record.memory_digest != accepted.spec_digest:
+    if not record.counts_memory_of(accepted.spec):
         if shown is not None:
             text = "no pod has reached its memory limit since the spec changed"
             draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
@@ -188,7 +188,7 @@ def ending(parsed: ParsedJob) -> Verdict | None:
     """
     accepted, report = parsed.accepted, parsed.report
     record = accepted.failures if accepted is not None else None
-    if accepted is None or record is None or not record.pod_kills or record.memory_digest != accepted.spec_digest:
+    if accepted is None or record is None or not record.pod_kills or not record.counts_memory_of(accepted.spec):
         return None
     limit = accepted.plan.backoff_limit
     failures = max(0, report.failures - record.ignored) if report is not None else 0
