@@ -103,22 +103,31 @@ def _is_recent(killed_at: str, now: datetime) -> bool:
 
 
 def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> FailureRecord:
-    """Return the record with the last failure in the report added, if it is the end of a rank at the memory limit.
+    """Return the record with an end of a rank at the memory limit added, if the report shows one for the first time.
 
     A job without a record may have recovered under an earlier release of the operator, and must not restart now.
     """
-    seen = report.restarts.get(reasons.OUT_OF_MEMORY, 0)
+    failure, seen = report.failure, report.restarts.get(reasons.OUT_OF_MEMORY, 0)
+    of_memory = failure is not None and failure.reason == reasons.OUT_OF_MEMORY
+    if of_memory and report.phase is RunPhase.FAILED:
+        seen += 1  # No restart follows the failure with which a job fails.
     if seen == record.rank_kills_seen:
         return record
-    failure, more = report.failure, seen > record.rank_kills_seen
+    more = seen > record.rank_kills_seen
     record = record.model_copy(update={"rank_kills_seen": seen})
-    if accepted.failures is None and report.phase is RunPhase.RUNNING:
-        return record
-    # A rank that reports by itself that a GPU lacks memory has another exit code.
-    if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, SIGKILLED):
+    if failure is None or not more or (accepted.failures is None and report.phase is RunPhase.RUNNING):
         return record
     rank = f"rank {failure.rank}" if failure.rank is not None else "a rank"
-    return _with(record, accepted, f"{rank} in pod {failure.host or '(unknown)'} ended at the memory limit of its pod")
+    where = f"{rank} in pod {failure.host or '(unknown)'}"
+    if not of_memory:
+        # Another failure has followed since the last report that the operator saw. The report has only its exit code,
+        # without which ranks that lack memory of a GPU look the same.
+        if any(rank.gpu for rank in accepted.plan.ranks):
+            return record
+        where = "a rank"
+    elif failure.exit_code != SIGKILLED:  # A rank that reports by itself that a GPU lacks memory.
+        return record
+    return _with(record, accepted, f"{where} ended at the memory limit of its pod")
 
 
 def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureRecord:
@@ -177,6 +186,19 @@ def raised(record: FailureRecord, *, script: bool) -> str:
         f"{text}. Set spec.resources.memory: {-(-record.memory_nbytes // 2**20)}Mi, so that the next such job begins "
         "with it"
     )
+
+
+def at_end(parsed: ParsedJob, draft: Draft) -> None:
+    """Say in the condition MemoryExceeded that no plan with more memory follows, because the job has ended."""
+    shown = next((each for each in draft.verdicts if (each.type, each.reason) == (CONDITION, "Raising")), None)
+    if shown is None or parsed.spec is None or parsed.accepted is None or parsed.accepted.failures is None:
+        return
+    record, text = parsed.accepted.failures, f"({_amount(parsed, parsed.accepted)}), and the job ended"
+    remedy = "For the next such job, set spec.resources.memory to more"
+    if parsed.spec.trainer.command and any(each.type == "Failed" for each in draft.verdicts):
+        remedy = "The next job of this script in this namespace begins with more"
+    draft.verdicts.remove(shown)
+    draft.verdicts.append(Verdict(CONDITION, TRUE, "JobEnded", f"{record.memory_kill} {text}. {remedy}"))
 
 
 def ending(parsed: ParsedJob) -> Verdict | None:

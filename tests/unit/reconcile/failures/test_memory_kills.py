@@ -9,7 +9,7 @@ from dlcontract import Failure, RunPhase
 from dljob.job.observed import Observed
 from dljob.kube.objects.trim import pod as trimmed
 from dljob.reconcile import needs_view, parse_observed
-from support.builders import CPUS, DIGITS, Json, after, changed, nodes, plan_of, report, seen, settled
+from support.builders import CPUS, DIGITS, MIXED, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 
 LARGE = nodes({"name": "n", "count": 3, "cpu": 2, "memory": "64Gi"})
@@ -189,6 +189,34 @@ def test_ends_of_pods_and_failures_count_together() -> None:
     observed = after(killed(observed), step(killed(observed)))
     failed = condition_of(step(replace(observed, report=report(observed, failures=1))), "Failed")
     assert failed.reason == "OutOfMemory" and "1 times" in failed.message and "1 other failures" in failed.message
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_the_end_of_a_rank_is_noticed_although_the_report_names_a_later_failure(*, gpus: bool) -> None:
+    """Regression: the operator did not see the report about the end, but only the next one.
+
+    On GPUs, the rank may have lacked memory of its GPU.
+    """
+    failure = Failure(reason="NodeLost", message="lost contact", host="digits-cpu-1", counts=False)
+    counts = {"failures": 1, "restarts": {"OutOfMemory": 1, "NodeLost": 1}, "failure": failure}
+    observed = started({**DIGITS, "nodes": {"min": 2, "max": 2}}, view=MIXED if gpus else LARGE)
+    observed = replace(observed, report=report(observed))
+    observed = after(observed, step(observed))
+    desired = step(replace(observed, report=report(observed, RunPhase.RESTARTING, **counts)))
+    if gpus:
+        assert all(c.type != "MemoryExceeded" for c in status(desired).conditions)
+        return
+    assert verdict(desired, "MemoryExceeded") == ("True", "Raising")
+    assert "a rank ended at the memory limit" in condition_of(desired, "MemoryExceeded").message
+
+
+def test_the_end_of_a_rank_that_makes_the_job_fail_is_named() -> None:
+    observed = training({**DIGITS, "runPolicy": {"backoffLimit": 0}})
+    failure = Failure(**OUT_OF_MEMORY, exit_code=137)
+    failed = step(replace(observed, report=report(observed, RunPhase.FAILED, failures=1, failure=failure)))
+    assert verdict(failed, "Failed")[0] == "True"
+    assert verdict(failed, "MemoryExceeded") == ("True", "JobEnded"), "no plan follows"
+    assert "set spec.resources.memory to more" in condition_of(failed, "MemoryExceeded").message
 
 
 def test_too_little_memory_of_a_gpu_needs_no_main_memory() -> None:
