@@ -74,6 +74,13 @@ class FailureRecord(FailureAllowance):
     eviction_digest: Annotated[
         str, Field(max_length=64, description="Digest of the spec at the last counted eviction.")
     ] = ""
+    evicted_at: Annotated[
+        str, Field(max_length=64, description="Time of the first eviction that was counted last, in one attempt.")
+    ] = ""
+    evicted_pods: Annotated[
+        tuple[Annotated[str, Field(max_length=253)], ...],
+        Field(max_length=MAX_EVICTED, description="Names of the pods that were evicted in this attempt."),
+    ] = ()
     memory_kills: Annotated[
         int, Field(ge=0, description="Number of times that ranks or whole pods were ended at their memory limit.")
     ] = 0
