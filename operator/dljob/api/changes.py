@@ -9,7 +9,7 @@ without checkpoints, every new pod starts from step 0, and the user may change e
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -173,6 +173,13 @@ CHANGES: tuple[Change, ...] = (
 FIXED = tuple(change for change in CHANGES if change.effect is Effect.FIXED)
 _AT_ONCE = tuple(change.path for change in CHANGES if change.effect is Effect.AT_ONCE)
 AFTER_END = tuple(change.path for change in CHANGES if change.after_end)
+SAME_COMPUTATION = (
+    "epochs", "steps", "until", "optimizer.learningRate", "optimizer.learningRateScaling", "dataset.secretName",
+    "trainer.imagePullPolicy", "trainer.imagePullSecrets", "nodes", "devices", "objective", "checkpoint", "runPolicy",
+    "scheduling", "resources.cpu", "resources.cpuLimit",
+)  # fmt: skip
+"""Fields with Effect.RESTART whose changes leave alone what ranks compute in a step: the script or model, its data and
+its global batch size. What a job has learned about the memory of its pods outlasts such changes."""
 
 CHANGE_REFUSED = "ChangeRefused"
 JOB_ENDED = "JobEnded"
@@ -309,14 +316,25 @@ def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
     of the planned spec. Fields that have their default values are left out, so that a release that adds a field with a
     default returns the same manifest as before.
     """
-    manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    for path in _AT_ONCE:
+    return _without(spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True), _AT_ONCE)
+
+
+def computed_fields(planned: Json) -> dict[str, Any]:
+    """Return those of the ``planned_fields`` of a spec on which it depends what ranks compute in a step."""
+    return _without(planned, SAME_COMPUTATION)
+
+
+def _without(manifest: Json, paths: Iterable[str]) -> dict[str, Any]:
+    """Return a manifest without the fields at ``paths``, and without sections that are empty then."""
+    kept = dict(manifest)
+    for path in paths:
         section, _, name = path.rpartition(".")
-        parent = manifest.get(section, {}) if section else manifest
-        parent.pop(name, None)
-        if section and not parent:
-            manifest.pop(section, None)
-    return manifest
+        if not section:
+            kept.pop(name, None)
+        elif section in kept:
+            inner = {key: value for key, value in kept.pop(section).items() if key != name}
+            kept |= {section: inner} if inner else {}
+    return kept
 
 
 def with_immediate_fields(accepted: DLJobSpec, new: DLJobSpec) -> DLJobSpec:

@@ -81,24 +81,35 @@ def amounts_nbytes(
 
     ``ranks``, ``batch``: as in a point. ``process_nbytes``: memory of a rank that does not depend on its batch.
 
-    A run with at least as many ranks and samples bounds the need from above, so that the smallest such amount counts.
-    Without one, the need of runs with fewer is scaled: linearly with the ranks of a pod, and with the batch in the part
-    above the processes. If no node has that much, the need is not scaled by the batch, and at last not by the ranks: a
-    script's data may depend on neither, and a pod that ends at its limit gets more memory. After an insufficient
-    amount, there are several amounts, as after pods that reached their limit.
+    The need of a run with as many ranks and samples counts. Otherwise, one with more bounds the need from above, so
+    that the smallest such amount is preferred. If no node has as much, it is scaled down, but not below the need of
+    runs with fewer. Without a run with more, the need of runs with fewer is scaled up. If no node has that much, the
+    need is not scaled by the batch, and at last not by the ranks: a script's data may depend on neither, and a pod that
+    ends at its limit gets more memory.
+
+    The need is scaled linearly with the ranks of a pod, and with the batch in the part above the processes. After an
+    insufficient amount, there are several amounts, as after pods that reached their limit.
     """
     known = [point for point in points if point.strategy == strategy]
-    above = [p.needed_nbytes for p in known if p.ranks >= ranks and _covers(p.batch, batch) and p.needed_nbytes]
+    above = [p for p in known if p.ranks >= ranks and _covers(p.batch, batch) and p.needed_nbytes]
     below = [p for p in known if p.ranks <= ranks and _covers(batch, p.batch)]
+    own = next((p.needed_nbytes for p in below if p.place == (ranks, batch, strategy)), 0)
     least = max((p.needed_nbytes for p in below), default=0)
-    plain = max((p.needed_nbytes * ranks // p.ranks for p in below), default=0)
-    scaled = max((_scaled(p, ranks, batch, process_nbytes) for p in below), default=0)
-    if above:
-        least = plain = scaled = max(
-            [min(above), *(p.needed_nbytes for p in below if p.place == (ranks, batch, strategy))]
-        )
+    if own:
+        least = plain = scaled = own
+    elif above:
+        bound = min(above, key=lambda p: p.needed_nbytes)
+        scaled = bound.needed_nbytes
+        least = plain = min(scaled, max(least, _scaled(bound, ranks, batch, process_nbytes)))
+    else:
+        plain = max((p.needed_nbytes * ranks // p.ranks for p in below), default=0)
+        scaled = max((_scaled(p, ranks, batch, process_nbytes) for p in below), default=0)
+    found = [scaled, plain, least]
     tight = max((p.insufficient_nbytes or 0 for p in below), default=0)
-    found = [scaled, plain, least] if tight == 0 else [max(least, int(factor * tight)) for factor in MORE_MEMORY]
+    if tight:
+        of_ranks = max((p.insufficient_nbytes or 0) * ranks // p.ranks for p in below)
+        more = zip(found, MORE_MEMORY, (of_ranks, of_ranks, tight), strict=True)
+        found = [max(needed, int(factor * amount)) for needed, factor, amount in more]
     return tuple(dict.fromkeys(each for each in found if each))
 
 
@@ -109,5 +120,5 @@ def _covers(larger: int | None, smaller: int | None) -> bool:
 
 def _scaled(point: MemoryPoint, ranks: int, batch: int | None, process_nbytes: int) -> int:
     needed, fixed = point.needed_nbytes, min(point.needed_nbytes, point.ranks * process_nbytes)
-    factor = 1.0 if batch is None or point.batch is None else max(1.0, batch / point.batch)
+    factor = 1.0 if batch is None or point.batch is None else batch / point.batch
     return int((fixed + factor * (needed - fixed)) * ranks / point.ranks)

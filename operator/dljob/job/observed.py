@@ -107,12 +107,13 @@ class Fetching:
 
 @dataclass(frozen=True)
 class Eviction:
-    """A pod that the kubelet has evicted from its node. ``message``: the kubelet's message."""
+    """A pod that the kubelet evicted from its node: the kubelet's ``message``, and when (RFC 3339; empty: unknown)."""
 
     pod: str
     uid: str
     node: str
     message: str
+    at: str = ""
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,17 @@ def _explained(request: Request, found: Decision, learned: Constants, amounts: t
     if given > max(amounts, default=0) or not amounts:
         return found
     groups = {group.device: _points(request, found.chosen, group.device, learned) for group in found.chosen.groups}
-    points = [point for each in groups.values() for point in each]
-    peak = max((point.peak_nbytes or 0 for point in points), default=0)
-    tight = max((point.insufficient_nbytes or 0 for point in points), default=0)
+    points = [point for each in groups.values() for point in each if point.strategy == found.chosen.strategy]
+    # The amounts follow from some of the runs. Those that needed more than the pods get had larger pods or batches.
+    peaks = [point.peak_nbytes for point in points if point.peak_nbytes]
+    peak = max((each for each in peaks if each <= given), default=0)
+    amounts_too_small = [point.insufficient_nbytes or 0 for point in points]
+    tight = max((each for each in amounts_too_small if each < given), default=0)
     text = f"measured in an earlier run: a pod needed {gibibytes(peak)}"
-    if tight >= peak:
+    if tight and tight >= peak:
         text = f"measured in an earlier run: {gibibytes(tight)} was too little"
+    elif not peak and peaks:
+        text = f"estimated from an earlier run: a larger pod needed {gibibytes(min(peaks))}"
     elif not peak:
         text = f"measured in an earlier run: {gibibytes(given)} was enough"
     return replace(with_pod_memory(found, given), memory_text=text)

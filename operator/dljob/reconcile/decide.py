@@ -299,6 +299,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
     if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
         draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted, parsed.observed)
     draft.memory = run.shown_memory(parsed, failed=verdict.type == "Failed")
+    memory_kills.at_end(parsed, draft)
     return _finished(parsed, draft, now, just_now=True)
 
 

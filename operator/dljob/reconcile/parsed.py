@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from dlcontract import Report
 from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
+from dljob.api.changes import planned_fields
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import OverridePolicy
@@ -162,7 +163,7 @@ def parse_observed(
         not_provided=_not_provided(before, accepted),
         one_node_claim=one_node_claim(observed, completed_spec, accepted),
         volumes=_volumes(observed, completed_spec),
-        memory_to_try=() if queued else _memory_to_try(accepted, completed_spec, digest),
+        memory_to_try=() if queued else _memory_to_try(accepted, spec, completed_spec, digest),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,
@@ -182,10 +183,15 @@ def _volumes(observed: Observed, spec: DLJobSpec | None) -> tuple[VolumeLimit, .
     return volume_limits(spec, Names.of(observed.job).claim, observed.claims, observed.classes, observed.volumes)
 
 
-def _memory_to_try(accepted: StoredPlan | None, spec: DLJobSpec | None, digest: str | None) -> tuple[int, ...]:
-    if accepted is None or accepted.failures is None or spec is None or spec.resources.memory:
+def _memory_to_try(
+    accepted: StoredPlan | None, own: DLJobSpec | None, spec: DLJobSpec | None, digest: str | None
+) -> tuple[int, ...]:
+    """Return the value of ``ParsedJob.memory_to_try``. ``own``: ``spec`` without the defaults, with this ``digest``."""
+    if accepted is None or accepted.failures is None or own is None or spec is None or spec.resources.memory:
         return ()
-    return accepted.failures.memory_to_try(digest, accepted.memory_nbytes)
+    same = accepted.spec_digest == digest
+    planned = accepted.spec if same else planned_fields(own)
+    return accepted.failures.memory_to_try(planned, accepted.memory_nbytes, changed=not same)
 
 
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:

@@ -14,8 +14,10 @@ from dljob.api.changes import (
     CHANGES,
     FIXED,
     JOB_ENDED,
+    SAME_COMPUTATION,
     Effect,
     change_of,
+    computed_fields,
     has_begun,
     planned_fields,
     refused_change,
@@ -262,6 +264,17 @@ def test_planned_fields_are_those_of_the_digest() -> None:
     )
     assert planned_fields(spec) == spec_of({"runPolicy": {"backoffLimit": 2}})
     assert spec_digest(DLJobSpec.model_validate(planned_fields(spec))) == spec_digest(spec)
+
+
+def test_computed_fields_are_those_that_the_memory_of_a_pod_depends_on() -> None:
+    for path in SAME_COMPUTATION:
+        rows = [each for each in CHANGES if f"{path}.".startswith(f"{each.path}.") or each.path.startswith(f"{path}.")]
+        assert Effect.RESTART in {each.effect for each in rows}, path
+    planned = spec_of({"epochs": 3, "resources": {"cpu": "2", "memory": "1Gi"}, "optimizer": {"learningRate": 0.5}})
+    before = str(planned)
+    expected = {key: value for key, value in planned.items() if key not in ("epochs", "steps", "nodes", "optimizer")}
+    assert computed_fields(planned) == expected | {"resources": {"memory": "1Gi"}}
+    assert str(planned) == before
 
 
 def test_digests_are_those_of_the_last_release() -> None:

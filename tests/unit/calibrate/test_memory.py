@@ -2,6 +2,7 @@
 
 import pytest
 
+from dljob.api.script_profile import MAX_MEMORY
 from dljob.calibrate.memory import MAX_POINTS, ROOM_NBYTES, MemoryPoint, amounts_nbytes, remembered
 
 GIB = 2**30
@@ -68,10 +69,21 @@ def test_few_points_are_stored_and_the_most_recent_ones() -> None:
 def test_smaller_runs_need_no_more_than_a_larger_one() -> None:
     point = MemoryPoint(2, 64, peak_nbytes=2 * GIB)
     for ranks, batch in ((2, 64), (1, 64), (2, 32), (1, None)):
-        assert amounts([point], ranks, batch) == (point.needed_nbytes,)
+        assert amounts([point], ranks, batch)[0] == point.needed_nbytes
     closer = MemoryPoint(1, 32, peak_nbytes=GIB)
-    assert amounts([point, closer], 1, 16) == (closer.needed_nbytes,)
-    assert amounts([point, closer], 2, 48) == (point.needed_nbytes,)
+    assert amounts([point, closer], 1, 16)[0] == closer.needed_nbytes
+    assert amounts([point, closer], 2, 48)[0] == point.needed_nbytes
+
+
+def test_smaller_runs_get_less_than_a_larger_one_if_no_node_has_as_much() -> None:
+    """Regression: jobs with a small batch waited for ever for the memory that a large batch had needed."""
+    point = MemoryPoint(2, 64, peak_nbytes=2 * GIB)
+    need = point.needed_nbytes
+    assert amounts([point], 2, 64) == (need,), "as in the measured run"
+    assert amounts([point], 1, 64) == (need, need // 2)
+    assert amounts([point], 2, 16) == (need, 2 * PROCESS + (need - 2 * PROCESS) // 4)
+    smaller = MemoryPoint(1, 8, peak_nbytes=int(1.5 * GIB))
+    assert amounts([point, smaller], 2, 16) == (need, smaller.needed_nbytes), "but not less than a smaller one"
 
 
 def test_own_measurement_counts_more_than_that_of_a_larger_run() -> None:
@@ -98,4 +110,21 @@ def test_after_too_little_memory_there_is_more() -> None:
     failed = MemoryPoint(1, 32, peak_nbytes=GIB, insufficient_nbytes=2 * GIB)
     assert amounts([failed], 1, 32) == (4 * GIB, 3 * GIB, 5 * GIB // 2)
     assert amounts([failed], 2, 64)[-1] > 2 * GIB, "more ranks and samples do not need less"
-    assert amounts([failed], 1, 16) == (failed.needed_nbytes,), "a smaller batch may need less"
+    assert amounts([failed], 1, 16)[0] == failed.needed_nbytes, "a smaller batch may need less"
+
+
+def test_too_little_memory_of_another_run_does_not_lower_what_more_ranks_need() -> None:
+    """Regression: a failure with a smaller batch, long ago, replaced what follows from the measured peak."""
+    failed, measured = MemoryPoint(1, 8, insufficient_nbytes=GIB), MemoryPoint(1, 16, peak_nbytes=3 * GIB)
+    assert amounts([failed, measured], 4, 16) == amounts([measured], 4, 16)
+
+
+def test_more_ranks_begin_with_more_than_what_was_too_little_for_as_many() -> None:
+    """Regression: four ranks began with what had been too little for two, for each of them."""
+    failed = MemoryPoint(2, 32, insufficient_nbytes=2 * GIB)
+    assert amounts([failed], 4, 32) == (8 * GIB, 6 * GIB, 5 * GIB // 2), "the last one if no node has more"
+
+
+def test_profiles_have_room_for_all_points() -> None:
+    """The API server would refuse a status with more."""
+    assert MAX_POINTS <= MAX_MEMORY

@@ -6,11 +6,15 @@ operator therefore records the counted failures, and applies such rules itself. 
 fields of the record that ``dlcontract.FailureAllowance`` defines.
 """
 
-from typing import Annotated
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from dlcontract import FailureAllowance
+from dljob.api.changes import computed_fields
 from dljob.calibrate.memory import MORE_MEMORY
 
 MAX_OPEN = 10
@@ -70,6 +74,13 @@ class FailureRecord(FailureAllowance):
     eviction_digest: Annotated[
         str, Field(max_length=64, description="Digest of the spec at the last counted eviction.")
     ] = ""
+    evicted_at: Annotated[
+        str, Field(max_length=64, description="Time of the first eviction that was counted last, in one attempt.")
+    ] = ""
+    evicted_pods: Annotated[
+        tuple[Annotated[str, Field(max_length=253)], ...],
+        Field(max_length=MAX_EVICTED, description="Names of the pods that were evicted in this attempt."),
+    ] = ()
     memory_kills: Annotated[
         int, Field(ge=0, description="Number of times that ranks or whole pods were ended at their memory limit.")
     ] = 0
@@ -94,9 +105,10 @@ class FailureRecord(FailureAllowance):
     memory_kill: Annotated[
         str, Field(max_length=2048, description="Description of the last such end of ranks or of a pod, for messages.")
     ] = ""
-    memory_digest: Annotated[str, Field(max_length=64, description="Digest of the spec at that time.")] = ""
+    memory_digest: Annotated[str, Field(max_length=64, description="Computation digest at that time.")] = ""
     memory_nbytes: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Memory in bytes that each pod of this spec needs at least.")
+        int,
+        Field(ge=0, le=2**63 - 1, description="Memory in bytes that each pod needs at least for this computation."),
     ] = 0
 
     memory_exceeded_nbytes: Annotated[
@@ -104,15 +116,33 @@ class FailureRecord(FailureAllowance):
         Field(ge=0, le=2**63 - 1, description="Memory in bytes of each pod before it was raised to ``memory_nbytes``."),
     ] = 0
 
-    def memory_to_try(self, digest: str | None, present_nbytes: int) -> tuple[int, ...]:
+    def counts_memory_of(self, planned: Mapping[str, Any] | None) -> bool:
+        """Return True if ranks or pods reached their limit with a spec with which ranks compute the same.
+
+        ``planned``: the planned fields of the other spec (``StoredPlan.spec``).
+        """
+        return self.memory_kills > 0 and self.memory_digest == computation_digest(planned)
+
+    def memory_to_try(
+        self, planned: Mapping[str, Any] | None, present_nbytes: int, *, changed: bool = False
+    ) -> tuple[int, ...]:
         """Return the amounts of memory in bytes that the next plan may give a pod at least, those to prefer first.
 
         There are several if ranks or pods were ended at their memory limit since the operator last looked for more. The
-        tuple is empty if no pod of the spec with this ``digest`` has reached its limit. ``present_nbytes``: the memory
-        that each pod of the present plan requests.
+        tuple is empty if no pod has reached its limit with such a spec, whose planned fields are ``planned``.
+        ``present_nbytes``: the memory that each pod of the present plan requests. ``changed``: True if that plan is of
+        another spec. The last amount is then that without the last end, so that the change takes effect in any case.
         """
-        if digest is None or self.memory_digest != digest:
+        if not self.counts_memory_of(planned):
             return ()
         if self.memory_kills > self.memory_answered:
-            return tuple(max(self.memory_nbytes, int(factor * present_nbytes)) for factor in MORE_MEMORY)
+            more = tuple(max(self.memory_nbytes, int(factor * present_nbytes)) for factor in MORE_MEMORY)
+            return (*more, self.memory_nbytes) if changed else more
         return (self.memory_nbytes,) if self.memory_nbytes else ()
+
+
+def computation_digest(planned: Mapping[str, Any] | None) -> str:
+    """Return a digest of the fields on which it depends what ranks compute; empty for a plan without its spec."""
+    if planned is None:
+        return ""
+    return hashlib.sha256(json.dumps(computed_fields(planned), sort_keys=True).encode()).hexdigest()[:16]

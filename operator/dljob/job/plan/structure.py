@@ -65,7 +65,7 @@ def observed_memory(
     complete = of_plan is not None and of_plan.phase is RunPhase.SUCCEEDED
     peak = seen.peak_nbytes if seen is not None else None
     enough, tight = None, None
-    kills = record.memory_kills if record.memory_digest == accepted.spec_digest else 0
+    kills = record.memory_kills if record.counts_memory_of(accepted.spec) else 0
     exceeded = record.memory_exceeded_nbytes if kills else 0
     if kills > record.memory_answered:
         tight = limit if failed else None

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from dlcontract import Report, RunPhase, reasons
 from dljob.job.observed import SIGKILLED, PodSeen
-from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
+from dljob.job.plan.failures import MAX_EVICTED, FailureRecord, computation_digest
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner.types.texts import gibibytes
 from dljob.reconcile.desired import Draft
@@ -30,8 +30,8 @@ TOGETHER_S = 30.0
 def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
     """Return the job with new ends at the memory limit added to the record of failures in its stored plan.
 
-    Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of the spec, the
-    count starts at 0 again, because the new spec may need less memory.
+    Also add an event for each new end, and the condition MemoryExceeded, to the draft. After a change of what ranks
+    compute (``changes.computed_fields``), the count starts at 0 again, because the new spec may need less memory.
     """
     accepted = parsed.accepted
     if accepted is None or parsed.spec is None:
@@ -103,28 +103,37 @@ def _is_recent(killed_at: str, now: datetime) -> bool:
 
 
 def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> FailureRecord:
-    """Return the record with the last failure in the report added, if it is the end of a rank at the memory limit.
+    """Return the record with an end of a rank at the memory limit added, if the report shows one for the first time.
 
     A job without a record may have recovered under an earlier release of the operator, and must not restart now.
     """
-    seen = report.restarts.get(reasons.OUT_OF_MEMORY, 0)
+    failure, seen = report.failure, report.restarts.get(reasons.OUT_OF_MEMORY, 0)
+    of_memory = failure is not None and failure.reason == reasons.OUT_OF_MEMORY
+    if of_memory and report.phase is RunPhase.FAILED:
+        seen += 1  # No restart follows the failure with which a job fails.
     if seen == record.rank_kills_seen:
         return record
-    failure, more = report.failure, seen > record.rank_kills_seen
+    more = seen > record.rank_kills_seen
     record = record.model_copy(update={"rank_kills_seen": seen})
-    if accepted.failures is None and report.phase is RunPhase.RUNNING:
-        return record
-    # A rank that reports by itself that a GPU lacks memory has another exit code.
-    if not more or failure is None or (failure.reason, failure.exit_code) != (reasons.OUT_OF_MEMORY, SIGKILLED):
+    if failure is None or not more or (accepted.failures is None and report.phase is RunPhase.RUNNING):
         return record
     rank = f"rank {failure.rank}" if failure.rank is not None else "a rank"
-    return _with(record, accepted, f"{rank} in pod {failure.host or '(unknown)'} ended at the memory limit of its pod")
+    where = f"{rank} in pod {failure.host or '(unknown)'}"
+    if not of_memory:
+        # Another failure has followed since the last report that the operator saw. The report has only its exit code,
+        # without which ranks that lack memory of a GPU look the same.
+        if any(rank.gpu for rank in accepted.plan.ranks):
+            return record
+        where = "a rank"
+    elif failure.exit_code != SIGKILLED:  # A rank that reports by itself that a GPU lacks memory.
+        return record
+    return _with(record, accepted, f"{where} ended at the memory limit of its pod")
 
 
 def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureRecord:
     """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
-    changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": accepted.spec_digest}
-    if record.memory_digest != accepted.spec_digest:
+    changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": computation_digest(accepted.spec)}
+    if not record.counts_memory_of(accepted.spec):
         changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_exceeded_nbytes": 0}
         changes["memory_kills"] = 1
     else:
@@ -141,7 +150,7 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
     """Add the condition MemoryExceeded, unless ``planning.more_memory`` adds it in the same reconcile."""
     assert parsed.spec is not None
     shown = find(parsed.before.conditions, CONDITION)
-    if not record.memory_kills or record.memory_digest != accepted.spec_digest:
+    if not record.counts_memory_of(accepted.spec):
         if shown is not None:
             text = "no pod has reached its memory limit since the spec changed"
             draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
@@ -179,6 +188,19 @@ def raised(record: FailureRecord, *, script: bool) -> str:
     )
 
 
+def at_end(parsed: ParsedJob, draft: Draft) -> None:
+    """Say in the condition MemoryExceeded that no plan with more memory follows, because the job has ended."""
+    shown = next((each for each in draft.verdicts if (each.type, each.reason) == (CONDITION, "Raising")), None)
+    if shown is None or parsed.spec is None or parsed.accepted is None or parsed.accepted.failures is None:
+        return
+    record, text = parsed.accepted.failures, f"({_amount(parsed, parsed.accepted)}), and the job ended"
+    remedy = "For the next such job, set spec.resources.memory to more"
+    if parsed.spec.trainer.command and any(each.type == "Failed" for each in draft.verdicts):
+        remedy = "The next job of this script in this namespace begins with more"
+    draft.verdicts.remove(shown)
+    draft.verdicts.append(Verdict(CONDITION, TRUE, "JobEnded", f"{record.memory_kill} {text}. {remedy}"))
+
+
 def ending(parsed: ParsedJob) -> Verdict | None:
     """Return the verdict Failed if ends of pods at their memory limit have made the job fail; None otherwise.
 
@@ -188,7 +210,7 @@ def ending(parsed: ParsedJob) -> Verdict | None:
     """
     accepted, report = parsed.accepted, parsed.report
     record = accepted.failures if accepted is not None else None
-    if accepted is None or record is None or not record.pod_kills or record.memory_digest != accepted.spec_digest:
+    if accepted is None or record is None or not record.pod_kills or not record.counts_memory_of(accepted.spec):
         return None
     limit = accepted.plan.backoff_limit
     failures = max(0, report.failures - record.ignored) if report is not None else 0

@@ -3,17 +3,20 @@
 The kubelet evicts a pod whose volume on the node's disk exceeds its size limit, or whose volumes and logs together
 exceed the pod's limit of ephemeral storage. The next pod fills its volume too. Such evictions therefore count like
 failures of the training script. Evictions from a node that is low on memory or disk do not count, because other pods
-may have caused them. The exception is a pod that used more ephemeral storage than it requested.
+may have caused them. The exception is a pod that used more ephemeral storage than it requested. Pods that are evicted
+in the same attempt count once.
 """
 
 import re
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from dljob.api import DLJobSpec
 from dljob.api.spec.dataset import DEFAULT_SIZE
 from dljob.cluster import quantity
 from dljob.job.observed import Eviction
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
 from dljob.render.volumes import checkpoints, dataset, scratch
@@ -21,6 +24,9 @@ from dljob.status import FALSE, TRUE, Event, Verdict, find
 from dljob.status.events import MAX_MESSAGE
 
 CONDITION = "StorageExceeded"
+TOGETHER_S = 180.0
+"""Seconds within which evictions of several pods count as one: ranks of one attempt write as much. Kubelets measure the
+volumes of a pod every 60 to 120 s (``volumeStatsAggPeriod``, with jitter), and compare every 10 s."""
 
 # Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.37.
 _VOLUME = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit "([^"]*)"')
@@ -80,15 +86,15 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
         if eviction.uid in record.evicted or (cause := cause_of(eviction, spec)) is None:
             continue
         text = f"pod {eviction.pod} on node {eviction.node} was evicted: {cause.text}"
-        changes: dict[str, object] = {"evicted": (*record.evicted, eviction.uid)[-MAX_EVICTED:]}
-        if cause.counts:
-            changes |= {
-                "evictions": record.evictions + 1 if record.eviction_digest == accepted.spec_digest else 1,
-                "eviction": text,
-                "eviction_digest": accepted.spec_digest,
-            }
-        record = record.model_copy(update=changes)
-        if cause.counts:
+        evicted = (*record.evicted, eviction.uid)[-MAX_EVICTED:]
+        together = cause.counts and _is_together(eviction, record)
+        record = record.model_copy(update={"evicted": evicted})
+        if together:
+            pods = (*record.evicted_pods, eviction.pod)[-MAX_EVICTED:]
+            record = record.model_copy(update={"evicted_pods": pods})
+            text = f"{text} (it counts together with the eviction of another pod)"
+        elif cause.counts:
+            record = _with(record, accepted, eviction, text)
             limit = accepted.plan.backoff_limit
             text = f"{text} (this is eviction {record.evictions} that counts; spec.runPolicy.backoffLimit is {limit})"
         draft.events.append(Event("Warning", "PodEvicted", text[:MAX_MESSAGE]))
@@ -107,6 +113,27 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
     if record == (before or FailureRecord()):
         return parsed
     return replace(parsed, accepted=accepted.with_failures(record))
+
+
+def _is_together(eviction: Eviction, record: FailureRecord) -> bool:
+    """Return True if an eviction belongs to the one that was counted last, of another pod in the same attempt."""
+    try:
+        first, at = (datetime.fromisoformat(text) for text in (record.evicted_at, eviction.at))
+        return (at - first).total_seconds() < TOGETHER_S and eviction.pod not in record.evicted_pods
+    except (ValueError, TypeError):
+        return False
+
+
+def _with(record: FailureRecord, accepted: StoredPlan, eviction: Eviction, text: str) -> FailureRecord:
+    """Return the record with one more eviction that counts, which ``text`` describes."""
+    changes = {
+        "evictions": record.evictions + 1 if record.eviction_digest == accepted.spec_digest else 1,
+        "eviction": text[:2048],
+        "eviction_digest": accepted.spec_digest,
+        "evicted_at": eviction.at,
+        "evicted_pods": (eviction.pod,),
+    }
+    return record.model_copy(update=changes)
 
 
 def ending(parsed: ParsedJob) -> Verdict | None:

@@ -77,14 +77,18 @@ def _kept(
 
 def replacing(accepted: StoredPlan | None, found: StoredPlan) -> StoredPlan:
     """Return the new plan ``found`` as one that follows ``accepted``, a plan whose pods reached their memory limit."""
-    if accepted is None or accepted.failures is None or accepted.spec_digest != found.spec_digest:
+    if accepted is None or accepted.failures is None or not accepted.failures.counts_memory_of(found.spec):
         return found
     record = accepted.failures
-    if record.memory_kills <= record.memory_answered or record.memory_digest != accepted.spec_digest:
+    if record.memory_kills <= record.memory_answered:
         return found
-    counts = {"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1}
+    if accepted.spec_digest == found.spec_digest:
+        counts = {"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1}
+        found = found.model_copy(update=counts)
+    elif found.memory_nbytes <= accepted.memory_nbytes:
+        return found.with_failures(_answered(record))  # No node has more for the changed spec.
     raised = {"memory_nbytes": found.memory_nbytes, "memory_exceeded_nbytes": accepted.memory_nbytes}
-    return found.model_copy(update=counts).with_failures(_answered(record, raised))
+    return found.with_failures(_answered(record, raised))
 
 
 def _answered(record: FailureRecord, raised: Mapping[str, int] = MappingProxyType({})) -> FailureRecord:

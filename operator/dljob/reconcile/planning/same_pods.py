@@ -46,7 +46,8 @@ def with_running_requests(parsed: ParsedJob, found: StoredPlan) -> StoredPlan:
         return found
     if not _same_training(current, found) or before.resources != parsed.spec.resources:
         return found
-    if parsed.memory_to_try or current.cpu_m.keys() != found.cpu_m.keys():
+    more_memory = max(parsed.memory_to_try, default=0) > current.memory_nbytes
+    if more_memory or current.cpu_m.keys() != found.cpu_m.keys():
         return found
     domain = current.domain if _same_but_for_volumes(current, found, parsed.volumes) else found.domain
     update = {"cpu_m": current.cpu_m, "memory_nbytes": current.memory_nbytes, "domain": domain}

@@ -160,6 +160,24 @@ def test_after_a_job_failed_for_memory_the_next_one_begins_with_more(spec: Json)
     assert fixed.status.memory is None, "the spec sets it"
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+def test_the_end_of_a_rank_that_makes_the_job_fail_is_remembered(limit: int) -> None:
+    """Regression: no restart follows the last end, so that the report counts one restart less, and it was missed."""
+    observed = begun({**SCRIPT, "runPolicy": {"backoffLimit": limit}})
+    present, restarts = plan_of(observed).memory_nbytes, {"OutOfMemory": limit} if limit else {}
+    if limit:
+        counts = {"failures": limit, "restarts": restarts, "failure": KILLED}
+        observed = replace(observed, report=report(observed, RunPhase.RESTARTING, **counts))
+        observed = after(observed, step(observed))
+        observed = replace(after(observed, step(observed)), pods=())
+        observed = settled(after(observed, step(observed)))
+        present *= 2
+    assert plan_of(observed).memory_nbytes == present
+    counts = {"failures": limit + 1, "restarts": restarts, "failure": KILLED}
+    found = step(replace(observed, report=report(observed, RunPhase.FAILED, **counts))).memory
+    assert found is not None and found.point.insufficient_nbytes == present
+
+
 def test_next_job_begins_with_the_memory_to_which_the_first_was_raised() -> None:
     """Also if the agent measures no memory."""
     observed = begun({**SCRIPT, "runPolicy": {"backoffLimit": 5}})

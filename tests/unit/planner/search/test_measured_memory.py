@@ -107,3 +107,31 @@ def test_ranks_of_a_node_with_gpus_each_need_their_part() -> None:
     assert host(asked, known(A100, ranks=2, peak_nbytes=300 * GIB), cluster) == half, "the ranks may share their data"
     short = plan(asked, cluster, known(A100, ranks=2, peak_nbytes=500 * GIB))
     assert isinstance(short, Infeasible) and "an earlier run measured" in short.refusals[0].reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        MemoryPoint(1, 4096, "Data", peak_nbytes=60 * GIB),
+        MemoryPoint(1, 4096, "Data", insufficient_nbytes=50 * GIB),
+        MemoryPoint(1, 1, "Sharded", peak_nbytes=3 * GIB),
+    ],
+)
+def test_text_names_a_run_like_the_plan(other: MemoryPoint) -> None:
+    """Regression: it named the largest amount of all runs of the script, whatever their batch and strategy."""
+    own = MemoryPoint(1, 32, "Data", peak_nbytes=2 * GIB)
+    asked = replace(DESCRIBED, global_batch=32, nodes_max=1)
+    found = decided(asked, CPUS, {("program-1", "cpu"): Learned(memory=(own, other))})
+    assert found.chosen.prediction.host_memory_nbytes == own.needed_nbytes
+    assert found.memory_text == "measured in an earlier run: a pod needed 2 GiB"
+
+
+def test_a_smaller_batch_does_not_wait_for_the_memory_of_a_larger_one() -> None:
+    """Regression: it waited for ever."""
+    large = known(batch=4096, peak_nbytes=40 * GIB)
+    asked = replace(DESCRIBED, global_batch=256, nodes_max=1)
+    found = decided(asked, CPUS, large)
+    assert GIB < found.chosen.prediction.host_memory_nbytes <= 6 * GIB
+    assert found.memory_text == "estimated from an earlier run: a larger pod needed 40 GiB"
+    roomy = view({"device": "cpu", "count": 4, "cpu": 2, "memory": "64Gi"})
+    assert host(asked, large, roomy) == MemoryPoint(1, peak_nbytes=40 * GIB).needed_nbytes, "it may need as much"

@@ -9,11 +9,21 @@ from dlcontract import Failure, RunPhase
 from dljob.job.observed import Observed
 from dljob.kube.objects.trim import pod as trimmed
 from dljob.reconcile import needs_view, parse_observed
-from support.builders import CPUS, DIGITS, after, changed, nodes, plan_of, report, seen, settled
+from support.builders import CPUS, DIGITS, MIXED, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 
 LARGE = nodes({"name": "n", "count": 3, "cpu": 2, "memory": "64Gi"})
 OUT_OF_MEMORY = {"reason": "OutOfMemory", "message": "rank 1 was killed", "rank": 1, "host": "digits-cpu-1"}
+
+LATE = "2026-03-01T12:00:05Z"
+SAME_MEMORY: tuple[Json, ...] = (
+    {"epochs": 9}, {"nodes": {"min": 2, "max": 4}}, {"nodes": {"min": 2, "max": 2}}, {"checkpoint": {"keep": 2}},
+    {"runPolicy": {"backoffLimit": 8}}, {"resources": {"cpu": "1"}},
+)  # fmt: skip
+OTHER_MEMORY: tuple[Json, ...] = (
+    {"trainer": {"env": [{"name": "A", "value": "1"}]}}, {"precision": "BF16"}, {"resources": {"memory": "1Gi"}},
+    {"trainer": {"image": "registry.example/mine:1"}},
+)  # fmt: skip
 
 
 def killed(observed: Observed, at: str = "2026-03-01T12:00:00Z") -> Observed:
@@ -65,9 +75,61 @@ def test_the_second_end_raises_the_memory_again() -> None:
         observed = reported(observed, n)
         observed = replaced(after(observed, step(observed)))
         assert plan_of(observed).memory_nbytes == 2**n * least
-    observed = changed(observed, epochs=9)
-    plan = parse_observed(observed).memory_to_try
-    assert plan == (), "a changed spec may need less"
+    for same in SAME_MEMORY:
+        assert parse_observed(changed(observed, **same)).memory_to_try == (8 * least,)
+    for other in OTHER_MEMORY:
+        assert parse_observed(changed(observed, **other)).memory_to_try == (), "a changed spec may need less"
+
+
+@pytest.mark.parametrize("same", SAME_MEMORY)
+def test_raised_memory_outlasts_pods_and_changes_that_leave_alone_what_ranks_compute(same: Json) -> None:
+    """Regression: the pods of the changed spec had too little memory again, at once or after the next stop."""
+    observed = reported(replace(training(), view=LARGE))
+    least = plan_of(observed).memory_nbytes
+    observed = replaced(after(observed, step(observed)))
+    observed = changed(replace(observed, report=report(observed)), **same)
+    observed = after(observed, step(observed))
+    observed = after(changed(observed, suspend=True), step(changed(observed, suspend=True)))
+    observed = changed(replace(observed, pods=()), suspend=False)
+    for _ in range(2):
+        observed = settled(after(observed, step(observed)))
+    assert plan_of(observed).spec_digest == parse_observed(observed).digest
+    assert plan_of(observed).memory_nbytes == 2 * least
+    assert verdict(step(observed), "MemoryExceeded") == ("True", "Raised")
+
+
+def test_a_change_right_after_the_end_of_a_rank_does_not_forget_it() -> None:
+    """Regression: the pods of the changed spec had as little memory, and had to reach their limit once more."""
+    observed = reported(replace(training(), view=LARGE))
+    least = plan_of(observed).memory_nbytes
+    observed = replaced(changed(after(observed, step(observed)), epochs=9))
+    record = plan_of(observed).failures
+    assert plan_of(observed).memory_nbytes == 2 * least
+    assert record is not None and (record.memory_kills, record.memory_answered) == (1, 1)
+    assert plan_of(observed).replans == 0, "it is the first plan of the changed spec"
+    assert verdict(step(observed), "MemoryExceeded") == ("True", "Raised")
+
+
+def test_a_change_takes_effect_although_no_node_has_more_memory() -> None:
+    observed = training()
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(plan_of(observed).memory_nbytes)})
+    observed = reported(replace(observed, view=full))
+    least = plan_of(observed).memory_nbytes
+    observed = replaced(changed(after(observed, step(observed)), epochs=9))
+    assert plan_of(observed).spec_digest == parse_observed(observed).digest
+    assert plan_of(observed).memory_nbytes <= least
+    assert verdict(step(observed), "MemoryExceeded") == ("True", "CannotRaise")
+
+
+def test_pods_with_raised_memory_run_on_after_a_change_with_which_they_would_be_the_same() -> None:
+    """They keep their requests of CPUs, which depend on what other pods leave free."""
+    observed = reported(replace(training(), view=LARGE))
+    observed = replaced(after(observed, step(observed)))
+    now = plan_of(observed)
+    roomy = nodes({"name": "n", "count": 3, "cpu": 4, "memory": "64Gi"})
+    observed = changed(replace(observed, report=report(observed), view=roomy), nodes={"min": 3, "max": 4})
+    observed = after(observed, desired := step(observed))
+    assert not desired.scales and plan_of(observed).cpu_m == now.cpu_m
 
 
 def test_a_node_with_little_more_gives_what_it_has() -> None:
@@ -127,6 +189,34 @@ def test_ends_of_pods_and_failures_count_together() -> None:
     observed = after(killed(observed), step(killed(observed)))
     failed = condition_of(step(replace(observed, report=report(observed, failures=1))), "Failed")
     assert failed.reason == "OutOfMemory" and "1 times" in failed.message and "1 other failures" in failed.message
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_the_end_of_a_rank_is_noticed_although_the_report_names_a_later_failure(*, gpus: bool) -> None:
+    """Regression: the operator did not see the report about the end, but only the next one.
+
+    On GPUs, the rank may have lacked memory of its GPU.
+    """
+    failure = Failure(reason="NodeLost", message="lost contact", host="digits-cpu-1", counts=False)
+    counts = {"failures": 1, "restarts": {"OutOfMemory": 1, "NodeLost": 1}, "failure": failure}
+    observed = started({**DIGITS, "nodes": {"min": 2, "max": 2}}, view=MIXED if gpus else LARGE)
+    observed = replace(observed, report=report(observed))
+    observed = after(observed, step(observed))
+    desired = step(replace(observed, report=report(observed, RunPhase.RESTARTING, **counts)))
+    if gpus:
+        assert all(c.type != "MemoryExceeded" for c in status(desired).conditions)
+        return
+    assert verdict(desired, "MemoryExceeded") == ("True", "Raising")
+    assert "a rank ended at the memory limit" in condition_of(desired, "MemoryExceeded").message
+
+
+def test_the_end_of_a_rank_that_makes_the_job_fail_is_named() -> None:
+    observed = training({**DIGITS, "runPolicy": {"backoffLimit": 0}})
+    failure = Failure(**OUT_OF_MEMORY, exit_code=137)
+    failed = step(replace(observed, report=report(observed, RunPhase.FAILED, failures=1, failure=failure)))
+    assert verdict(failed, "Failed")[0] == "True"
+    assert verdict(failed, "MemoryExceeded") == ("True", "JobEnded"), "no plan follows"
+    assert "set spec.resources.memory to more" in condition_of(failed, "MemoryExceeded").message
 
 
 def test_too_little_memory_of_a_gpu_needs_no_main_memory() -> None:
@@ -210,9 +300,14 @@ def test_pods_that_end_together_count_once() -> None:
 
 def test_pods_that_run_on_after_a_change_of_the_spec_do_not_count_again() -> None:
     """Regression: an end of the same attempt, which the next kubelet reported later, counted for the new spec."""
-    observed = replace(training({**DIGITS, "nodes": {"min": 2, "max": 3}}), view=LARGE)
-    observed = after(killed(observed, "2026-03-01T12:00:05Z"), step(killed(observed, "2026-03-01T12:00:05Z")))
-    others = [replace(pod, memory_killed_at=pod.memory_killed_at or "2026-03-01T12:00:03Z") for pod in observed.pods]
+    observed = training({**DIGITS, "nodes": {"min": 2, "max": 3}})
+    least = plan_of(observed).memory_nbytes
+    full = nodes({"name": "n", "count": 3, "cpu": 2, "memory": str(int(1.2 * least))})
+    observed = replace(observed, view=full)
+    for _ in range(2):  # The end is counted, and no node has more memory.
+        observed = after(killed(observed, LATE), step(killed(observed, LATE)))
+    early = LATE.replace("05Z", "03Z")
+    others = [replace(pod, memory_killed_at=pod.memory_killed_at or early) for pod in observed.pods]
     observed = changed(replace(observed, pods=tuple(others)), nodes={"min": 2, "max": 4})
     for _ in range(3):
         observed = after(observed, step(observed))
@@ -265,11 +360,10 @@ def test_a_status_that_was_not_written_does_not_announce_more_memory_for_ever() 
 def test_a_spec_that_is_changed_back_has_its_condition_again() -> None:
     """Regression: the condition was True, with the message that no pod has reached its limit."""
     _, observed = without_more_memory()
-    original = observed.job.spec["epochs"]
-    observed = replaced(changed(observed, epochs=9))
+    observed = replaced(changed(observed, **OTHER_MEMORY[0]))
     observed = after(observed, step(observed))
     assert verdict(step(observed), "MemoryExceeded") == ("False", "SpecChanged")
-    observed = replaced(changed(observed, epochs=original))
+    observed = replaced(changed(observed, trainer={}))
     assert verdict(step(observed), "MemoryExceeded") == ("True", "CannotRaise")
 
 

@@ -8,6 +8,7 @@ import pytest
 from dlcontract import FAILURES_KEY, FailureAllowance, RunPhase
 from dljob.api import DLJobSpec
 from dljob.job.observed import Eviction, Observed
+from dljob.kube.objects.pods.evictions import eviction
 from dljob.reconcile.failures.storage_evictions import cause_of
 from support.builders import DIGITS, after, changed, plan_of, report
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
@@ -90,6 +91,49 @@ def test_evictions_end_the_job_after_the_limit() -> None:
     assert (failed.status.value, failed.reason) == ("True", "StorageExceeded")
     assert "3 evictions because of storage, and spec.runPolicy.backoffLimit is 2" in failed.message
     assert "spec.trainer.scratch.size: found 2Gi" in failed.message
+
+
+def full_disks(observed: Observed, *at: str) -> Observed:
+    """Return the job after the kubelets evicted its pods, one after the other, at these times of an hour."""
+    found = [
+        Eviction(f"digits-cpu-{i % 3}", f"old-{i}", f"node-{i % 3}", TMP, f"2026-03-01T12:{time}Z")
+        for i, time in enumerate(at)
+    ]
+    return replace(observed, evictions=tuple(found))
+
+
+def test_evictions_of_the_pods_of_one_attempt_count_once() -> None:
+    """Regression: all ranks write as much, so that one full disk on each node exceeded the backoff limit at once."""
+    observed = training({**DIGITS, "runPolicy": {"backoffLimit": 2}})
+    times = ("01:00", "00:58", "02:10")
+    for n in (1, 2, 3):  # The kubelets measure at different times.
+        desired = step(full_disks(observed, *times[:n]))
+        assert status(desired).failures == 1
+        assert [event.reason for event in desired.events].count("PodEvicted") == 1, "there is an event for each"
+        observed = after(full_disks(observed, *times[:n]), desired)
+    assert "Number of evictions because of storage: 1" in condition_of(desired, "StorageExceeded").message
+    again = step(full_disks(observed, *times, "02:50", "02:51"))
+    assert status(again).failures == 2, "a pod is evicted again: that is the next attempt"
+    at_once = training({**DIGITS, "runPolicy": {"backoffLimit": 2}})
+    assert status(step(full_disks(at_once, *times, "02:50", "02:51"))).failures == 2
+    observed = after(full_disks(observed, *times, "02:50", "02:51"), again)
+    later = step(full_disks(observed, *times, "02:50", "02:51", "09:00"))
+    assert verdict(later, "Failed") == ("True", "StorageExceeded")
+
+
+def test_evictions_whose_times_are_unknown_count_each() -> None:
+    found = tuple(Eviction(f"digits-cpu-{i}", f"old-{i}", "n", TMP, at) for i, at in enumerate(("", "soon", "")))
+    desired = step(replace(training({**DIGITS, "runPolicy": {"backoffLimit": 9}}), evictions=found))
+    assert status(desired).failures == 3
+
+
+def test_the_time_of_an_eviction_is_read_from_the_pod() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-03-01T12:00:00Z"}
+    fields = {"phase": "Failed", "reason": "Evicted", "message": TMP, "conditions": [{"type": "Ready"}, target]}
+    body = {"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n"}, "status": fields}
+    assert eviction(body) == Eviction("p", "u", "n", TMP, "2026-03-01T12:00:00Z")
+    del fields["conditions"]
+    assert eviction(body) == Eviction("p", "u", "n", TMP)
 
 
 def test_evictions_and_failures_count_together() -> None:

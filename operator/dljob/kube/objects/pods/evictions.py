@@ -22,7 +22,10 @@ def eviction(body: Mapping[str, Any]) -> Eviction | None:
     if (status.get("phase"), status.get("reason")) != ("Failed", REASON):
         return None
     node = (body.get("spec") or {}).get("nodeName") or ""
-    return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE])
+    # The kubelet adds this condition when it evicts a pod (Kubernetes 1.26).
+    targets = (each for each in status.get("conditions") or () if each.get("type") == "DisruptionTarget")
+    at = next((str(each.get("lastTransitionTime") or "")[:64] for each in targets), "")
+    return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE], at)
 
 
 def memory_killed_at(container: Mapping[str, Any]) -> str:
