@@ -23,7 +23,7 @@ from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed
 from dljob.job.waiting import first_status_in_s
 from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, rejected_object
-from dljob.kube.applier import complete_all
+from dljob.kube.applier import RECOVERY_RESYNC_S, complete_all, recovers
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.objects.cache import utc_now
 from dljob.kube.warning_events import LIST_EVENTS_S, RECHECK_S
@@ -295,9 +295,9 @@ class Controller:
             results = await complete_all([secret, kube.apply(job, support)], wait_only=True)
         if not any(isinstance(result, Exception) for result in results):
             results += await complete_all([kube.apply(job, desired.objects)], wait_only=True)
-        if any(isinstance(result, int) and result for result in results):
+        if (again := any(isinstance(result, int) and result for result in results)) or recovers(job):
             # Watches report only changes. Check again later, in case nothing changes.
-            self._queue.add_after(job.key, RECHECK_S)
+            self._queue.add_after(job.key, RECHECK_S if again else RECOVERY_RESYNC_S)
         return next((result for result in results if isinstance(result, Exception)), None)
 
     def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:

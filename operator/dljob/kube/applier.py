@@ -2,7 +2,9 @@
 
 Watched objects store the digest of the applied manifest in an annotation, so that a restarted operator does not apply
 them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap, and the
-operator applies them again after a random part of the resync interval, in case somebody has changed them.
+operator applies them again after the resync interval, or a random part of it after its own restart, in case somebody
+has changed or deleted them. While a job recovers, the interval is shorter: without the Service, the agents of its pods
+do not find each other.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from dljob.api import Phase
 from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
 from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
@@ -25,6 +28,8 @@ from dljob.kube.rest import Api, ApiError, Body, RejectedError
 from dljob.render import Names
 from dljob.render.config import Manifest
 
+RECOVERY_RESYNC_S = 30.0
+"""The resync interval in seconds of jobs that recover, if it is shorter than that of the installation."""
 WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM, kinds.PROVISIONING_REQUEST)
 AFTER_OTHERS = (kinds.ROLE_BINDING, kinds.PROVISIONING_REQUEST)
 """Kinds whose objects refer to other objects of the job: to a Role, and to PodTemplates."""
@@ -36,6 +41,18 @@ class _Applied:
     at: float
     """Monotonic time in seconds when the object was last applied."""
     uid: str | None
+
+
+def within(job: JobSeen, at: float, resync_s: float) -> bool:
+    """Return True if the resync interval of a job is not over. ``at``: monotonic time of its begin in seconds.
+
+    ``resync_s``: interval of the installation in seconds.
+    """
+    return 0.0 <= monotonic() - at < (min(resync_s, RECOVERY_RESYNC_S) if recovers(job) else resync_s)
+
+
+def recovers(job: JobSeen) -> bool:
+    return job.status.get("phase") == Phase.RECOVERING
 
 
 class Applier:
@@ -97,7 +114,7 @@ class Applier:
             if plan is not None and plan.owner == job.uid and plan.seen.support == support:
                 since = monotonic() - random.uniform(0, self._resync_s)
                 last = applied[kind.kind, name] = _Applied(digest, since, None)
-        return last is not None and last.digest == digest and monotonic() - last.at < self._resync_s
+        return last is not None and last.digest == digest and within(job, last.at, self._resync_s)
 
     async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
         kind, meta = _kind(manifest), manifest["metadata"]

@@ -18,7 +18,7 @@ from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
 from dljob.job.observed_structure import with_memory, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
-from dljob.kube.applier import Applier
+from dljob.kube.applier import Applier, within
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import owner_uid
@@ -103,7 +103,7 @@ class Kube:
         job does not control the Secret with this name: its creator would know the keys. Raise ApiError if a request
         fails for another reason.
         """
-        if monotonic() - self._secrets.get(job.key, -inf) < self._resync_s:
+        if within(job, self._secrets.get(job.key, -inf), self._resync_s):
             return
         # A full quota rejects also a Secret that exists, before the API server notices that. So it is read first.
         exists = await self._has(job, kinds.SECRET, name)
