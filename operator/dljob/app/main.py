@@ -263,6 +263,8 @@ class Operator:
                     for key in await kube.prune(kind, JOB_LABEL if kind in LABELLED else ""):
                         self._queue.add(key)
                 except ApiError as error:
+                    if error.forbidden and kind is not DLJOB:
+                        continue  # The watch of this kind has logged once that the permission is missing.
                     log.warning(
                         "cached %s could not be compared with the API server (%s); trying again in %.0f s",
                         kind.plural, error, self._settings.resync_s,

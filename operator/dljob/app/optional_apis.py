@@ -16,6 +16,41 @@ log = logging.getLogger("dljob")
 RECHECK_S = 1.0
 
 
+class _Outage:
+    """Logs once that the API server does not say which APIs it serves, and once that it does so again."""
+
+    def __init__(self, what: str, effect: str) -> None:
+        """``what``: name of the kinds. ``effect``: what the operator does without an answer."""
+        self._what, self._effect = what, effect
+        self._code: int | None = None
+        """HTTP status code of the last answer; None if it was no error."""
+
+    def continues(self, error: ApiError) -> None:
+        """Record an error. Log a warning if it has another status code than the error before, or follows none."""
+        if error.code == self._code:
+            return
+        self._code = error.code
+        remedy = (
+            "Bind the ClusterRole system:discovery to the operator's ServiceAccount"
+            if error.forbidden
+            else "Check the API server if this lasts"
+        )
+        log.warning(
+            "discovery of %s: found an error (%s); expected a list of the APIs that the API server serves. Until then, "
+            "%s. %s. The operator keeps asking, and logs when it gets an answer",
+            self._what,
+            error,
+            self._effect,
+            remedy,
+        )
+
+    def ended(self) -> None:
+        """Record an answer. Log a line if an error came before."""
+        if self._code is not None:
+            self._code = None
+            log.info("discovery of %s: the API server answers again", self._what)
+
+
 async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
     """Return the API version of the first kind in ``wanted`` that the API server serves; None if it serves none.
 
@@ -53,14 +88,16 @@ async def provisioning_api(api: Api, wanted: Sequence[Kind]) -> str | None:
 
 async def _answer(api: Api, wanted: Sequence[Kind], what: str) -> str | None:
     """Return the API version of the first kind in ``wanted`` that the API server serves, as soon as it answers."""
+    outage = _Outage(what, "the operator does not start")
     while True:
         try:
-            return await _first_served(api, wanted)
+            served = await _first_served(api, wanted)
         except ApiError as error:
-            log.warning(
-                "cannot read which %s the API server serves (%s); asking again in %.0f s", what, error, RECHECK_S
-            )
+            outage.continues(error)
             await asyncio.sleep(RECHECK_S)
+            continue
+        outage.ended()
+        return served
 
 
 async def until_changed(
@@ -73,15 +110,15 @@ async def until_changed(
     operator ends, and its Deployment starts it again, so that new plans use what the API server serves now. An upgrade
     of the cluster may, for example, remove an alpha API.
     """
+    outage = _Outage(what, "plans use what the API server served at the start of the operator")
     while wanted:
         await asyncio.sleep(interval_s)
         try:
             now = await _first_served(api, wanted)
         except ApiError as error:
-            log.warning(
-                "cannot read which %s the API server serves (%s); asking again in %.0f s", what, error, interval_s
-            )
+            outage.continues(error)
             continue
+        outage.ended()
         if now != served:
             found, expected = (f"{what} of {version}" if version else f"no {what}" for version in (now, served))
             raise RuntimeError(f"API server: found {found}; expected {expected}, as at the start of the operator")

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlcontract import (
-    Plan,
-)
+from dlcontract import CheckpointRef, ModelRef, Plan
 from dlcontract.pods import MPI_NETWORK_VARIABLES, RANK_VARIABLES
 from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.host import cgroup
@@ -197,6 +195,28 @@ def test_contract_names_the_variables_that_the_agent_sets() -> None:
     found = rank_environment.rank_environment({}, plan, plan.ranks[0], Path("/p"), Path("/s"), Path("/m"))
     assert set(found) == set(RANK_VARIABLES)
     assert set(commands.mpi_network("eth0")) == set(MPI_NETWORK_VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("framework", "names"),
+    [
+        ("DLTrain", {"RANK", "MASTER_PORT"}),
+        ("Torchrun", {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "DLJOB_CHECKPOINT_DIR"}),
+        ("MPI", {"RANK", "MASTER_PORT", "DLJOB_CHECKPOINT_DIR"}),
+    ],
+)
+def test_variables_of_the_pod_that_ranks_do_not_get_are_found(framework: str, names: set[str], tmp_path: Path) -> None:
+    """Those that the agent only extends, and those of which the job's own value takes precedence, have an effect."""
+    pods = dict.fromkeys(("RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "DLJOB_CHECKPOINT_DIR"), "x")
+    pods |= {"PATH": "/bin", "PYTHONPATH": "/lib", "LD_LIBRARY_PATH": "/lib", "MPI4PY_MPIABI": "x", "TOKEN": "x"}
+    pods |= {"NCCL_SOCKET_IFNAME": "eth1"}
+    command = () if framework == "DLTrain" else ("python", "train.py")
+    checkpoint = CheckpointRef(directory=str(tmp_path))
+    plan = make_plan(model=ModelRef(command=command, framework=framework), checkpoint=checkpoint)
+    ranks = rank_environment.rank_environment(pods, plan, plan.ranks[0], tmp_path, tmp_path, tmp_path)
+    ranks = rank_environment.torch_network("eth0") | ranks
+    ranks |= rank_environment.framework_environment(plan, plan.ranks[0], "a.1", ranks, tmp_path)
+    assert rank_environment.replaced_variables(pods, ranks) == names
 
 
 def test_network_interface_is_found_by_address() -> None:

@@ -46,6 +46,26 @@ def test_operator_waits_for_an_answer() -> None:
     assert run(body()) == (KUBERNETES_ALPHA, 2 * RECHECK_S)
 
 
+@pytest.mark.parametrize("starting", [True, False])
+def test_outage_of_discovery_is_logged_when_it_begins_and_when_it_ends(
+    starting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(*(() if starting else ({KUBERNETES_ALPHA},)), *[None] * 20, {KUBERNETES_ALPHA}, {KUBERNETES_BETA})
+    caplog.set_level("INFO", "dljob")
+
+    async def body() -> None:
+        if starting:
+            await pod_group_api(server, WANTED)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(RuntimeError, match="PodGroups"):
+                await until_changed(server, WANTED, KUBERNETES_ALPHA, 1.0)  # type: ignore[arg-type]
+
+    run(body())
+    lines = [each for each in caplog.records if "discovery of PodGroups" in each.getMessage()]
+    assert [each.levelname for each in lines] == ["WARNING", "INFO"]
+    assert str(DOWN) in lines[0].getMessage()
+
+
 def test_missing_api_is_logged_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     run(pod_group_api(Server(set()), WANTED))  # type: ignore[arg-type]
     assert KUBERNETES_ALPHA in caplog.text and "set gangScheduling to none" in caplog.text

@@ -6,6 +6,7 @@ The real operator runs against an API server in memory. Its tasks are found whil
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,8 +21,11 @@ from dljob.app.settings import Settings
 from dljob.controller import tasks, watches
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.tasks import TaskEndedError
+from dljob.kube import ApiError, JobKey
 from dljob.kube.background import BackgroundLoop
+from dljob.kube.kinds import VOLUME, Kind
 from support.servers.http_api import HttpApiServer
+from support.virtual_time import run
 
 CODE = str(Path(dljob.__file__).parent)
 WITHIN_S = 120.0
@@ -239,3 +243,37 @@ def test_lease_task_that_is_cancelled_in_its_thread_ends_the_operator(started: S
 
     found = asyncio.run(started.run(cancel))
     assert isinstance(found, TaskEndedError) and "Lease" in str(found)
+
+
+@pytest.mark.parametrize(("code", "lines"), [(403, 0), (500, 6)])
+def test_resync_leaves_a_missing_permission_to_the_watch_that_logs_it(
+    code: int, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The resync logged a further warning every ten minutes."""
+
+    class Refused:
+        async def prune(self, kind: Kind, _: str) -> list[JobKey]:
+            if kind is VOLUME:
+                raise ApiError(code, "Forbidden", "cannot list persistentvolumes")
+            return []
+
+        async def expire_profiles(self, _: datetime) -> None:
+            """No profile has expired."""
+
+    class Idle:
+        async def refresh(self) -> None:
+            """The key stays the same."""
+
+        async def tidy(self, _: datetime) -> None:
+            """No record has expired."""
+
+    async def body() -> None:
+        others: Any = Idle()
+        kube: Any = Refused()
+        operator = Operator(replace(Settings.of(ENV), metrics_port=0))
+        task = asyncio.create_task(operator._resync(kube, others, others))
+        await asyncio.sleep(3650)
+        task.cancel()
+
+    run(body())
+    assert len([each for each in caplog.records if "persistentvolumes" in each.getMessage()]) == lines

@@ -10,12 +10,24 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dljob.kube import Api, ApiError, Cache
-from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, PRIORITY_CLASS, QUOTA, VOLUME, Kind
+from dljob.kube import Api, ApiError, Cache, kinds
+from dljob.kube.kinds import (
+    CONFIG_MAP,
+    LIMIT_RANGE,
+    POD,
+    PRIORITY_CLASS,
+    QUOTA,
+    STORAGE_CLASS,
+    VOLUME,
+    Kind,
+)
 from dljob.kube.watch import Reflector, reflector
+from dljob.kube.watch.permission import EFFECTS
 from dljob.kube.watch.reflector import SILENCE_S
+from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
+NO_SESSION: Any = None
 DEEP = '{"f:a":' * 3000 + "{}" + "}" * 3000
 
 
@@ -125,6 +137,80 @@ def test_operator_starts_without_permission_to_read_what_it_can_do_without(kind:
 
     asked = asyncio.Event()
     assert asyncio.run(main()) == synced
+
+
+class Guarded(Api):
+    """An API server that takes away a permission for an hour, after it has granted it for some seconds."""
+
+    def __init__(self, verb: str, first_s: float = 60.0) -> None:
+        super().__init__(NO_SESSION, "https://api")
+        self._verb, self._first_s, self.refusals = verb, first_s, 0
+
+    def _check(self, verb: str) -> None:
+        if verb == self._verb and self._first_s <= now_s() < self._first_s + 3600:
+            self.refusals += 1
+            raise ApiError(403, "Forbidden", f"cannot {verb} resource")
+
+    async def page(self, *_: Any) -> Json:
+        self._check("list")
+        return {"metadata": {"resourceVersion": "9"}, "items": []}
+
+    async def watch(self, *_: Any) -> AsyncIterator[bytes]:
+        self._check("watch")
+        await asyncio.sleep(SILENCE_S)
+        if now_s() > self._first_s + 3600:
+            yield json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}).encode()
+        raise ApiError(410, "Gone", "the version is too old")
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+@pytest.mark.parametrize("kind", [VOLUME, PRIORITY_CLASS, QUOTA, STORAGE_CLASS], ids=lambda kind: str(kind.plural))
+def test_missing_permission_is_logged_when_it_begins_and_when_it_ends(
+    kind: Kind, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator tried again every 15 s and logged a warning each time, for as long as it ran."""
+    caplog.set_level("INFO", "dljob.kube.watch")
+
+    async def body() -> int:
+        api = Guarded(verb)
+        observer = Reflector(api, Cache(), kind, None, "", lambda *_: None, lambda _: None)
+        task = asyncio.create_task(observer.run())
+        await asyncio.sleep(2 * 3600)
+        task.cancel()
+        return api.refusals
+
+    assert run(body()) > 100
+    began, ended = caplog.records
+    assert (began.levelname, ended.levelname) == ("WARNING", "INFO")
+    for text in (f"permission to {verb} {kind.plural}", "cannot", "Until then", "Grant the verbs list and watch"):
+        assert text in began.getMessage()
+    assert f"permission to {verb} {kind.plural}" in ended.getMessage()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [each for each in vars(kinds).values() if isinstance(each, Kind) and each.optional],
+    ids=lambda kind: str(kind.plural),
+)
+def test_each_optional_kind_has_an_effect_that_the_warning_names(kind: Kind) -> None:
+    assert kind in EFFECTS
+
+
+def test_other_errors_during_a_missing_permission_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Guarded):
+        async def page(self, *_: Any) -> Json:
+            if now_s() > 1800:
+                raise ApiError(500, "InternalError", "etcd")
+            return await super().page()
+
+    async def body() -> None:
+        observer = Reflector(Failing("list", 0.0), Cache(), VOLUME, None, "", lambda *_: None, lambda _: None)
+        task = asyncio.create_task(observer.run())
+        await asyncio.sleep(1900)
+        task.cancel()
+
+    run(body())
+    assert "permission to list" in caplog.text and "500 InternalError: etcd" in caplog.text
 
 
 def test_watch_that_is_opened_again_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:

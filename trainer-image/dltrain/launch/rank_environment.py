@@ -21,6 +21,13 @@ OBSERVE_VARIABLE, OFF = "DLJOB_OBSERVE", ("off", "false", "no", "0")
 """The variable in ``trainer.env`` that switches the observer of scripts off, and its values that do."""
 OBSERVER = Path(__file__).parents[1] / "observation" / "startup"
 """The folder on the PYTHONPATH of the observed rank."""
+EXTENDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables of the pod to which the agent adds folders. What the job has set stays."""
+REPLACED = (
+    "environment of the pod: found %s; expected other names, because dljob gives these variables values of its own in "
+    "each rank. Remove or rename them in spec.trainer.env, and in the Secrets and ConfigMaps of spec.trainer.envFrom"
+)
+"""Line in the log of a pod about variables without effect. The argument is their names."""
 MASTER_PORT = MPI_PORTS[1]
 """The port for the torch.distributed store, if a training script opens one."""
 
@@ -90,6 +97,15 @@ def framework_environment(
         before = found.get("PYTHONPATH", base.get("PYTHONPATH"))
         found |= {OBSERVE_ENV: "on", "PYTHONPATH": os.pathsep.join(filter(None, (before, str(OBSERVER))))}
     return found
+
+
+def replaced_variables(pods: Mapping[str, str], ranks: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the pod's variables that have another value in a rank.
+
+    ``pods``: the pod's environment, in which the variables of ``spec.trainer.env`` and ``envFrom`` are. ``ranks``: the
+    environment of a rank.
+    """
+    return frozenset(name for name, value in pods.items() if name not in EXTENDED and ranks.get(name, value) != value)
 
 
 def torch_network(interface: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from dljob.kube.objects.bounds import decoded_event
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import version_number
 from dljob.kube.rest import Api, ApiError
+from dljob.kube.watch.permission import Permission
 
 log = logging.getLogger("dljob.kube.watch")
 
@@ -69,6 +70,7 @@ class Reflector:
         """
         self._api, self._cache, self._changed, self._gone = api, cache, changed, gone
         self.kind, self._namespace, self._selector, self._silence_s = kind, namespace, selector, silence_s
+        self._permission = Permission(kind, namespace)
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache, or if these may not be read."""
         self.active_at = monotonic()
@@ -89,6 +91,8 @@ class Reflector:
 
     async def run(self) -> None:
         """List and watch the objects forever. Errors of the API server are logged and retried with back-off.
+
+        A missing permission is logged once, when it begins.
 
         If the watch has sent nothing for ``silence_s`` seconds, list the objects again. If the list contains changes
         that the watch should have sent, the watch is broken. Such a list does not update ``active_at``.
@@ -115,7 +119,10 @@ class Reflector:
                     self.active_at = monotonic()
                 failures += 1
                 delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
-                log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
+                if error.forbidden:
+                    self._permission.refused("watch" if asked else "list", error)
+                else:
+                    log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
                     version = ""
                 if error.forbidden and self.kind.optional:
@@ -132,6 +139,7 @@ class Reflector:
         token, missed = "", False
         while True:
             page = await self._api.page(self.kind, self._namespace, self._selector, PAGE, token)
+            self._permission.granted("list")
             if first:
                 self.active_at = monotonic()
             for body in page.get("items") or ():
@@ -156,6 +164,7 @@ class Reflector:
         """
         stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, self._silence_s)
         async for line in stream:
+            self._permission.granted("watch")
             self.active_at = self._heard_at = monotonic()
             event = decoded_event(line)
             kind, body = event["type"], event["object"]
@@ -168,6 +177,7 @@ class Reflector:
                     self._changed(self.kind, body)
             elif kind != "BOOKMARK":
                 self._put(body)
+        self._permission.granted("watch")
         return version
 
     def _put(self, body: Mapping[str, Any]) -> bool:

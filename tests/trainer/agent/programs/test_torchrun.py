@@ -57,6 +57,19 @@ def test_torchrun_in_the_command_starts_each_rank_once() -> None:
             assert int(found["DLJOB_LOCAL_BATCH_SIZE"]) * 2 == int(found["DLJOB_GLOBAL_BATCH_SIZE"])
 
 
+def test_log_names_variables_of_the_pod_that_the_ranks_do_not_get() -> None:
+    """Fixed bug: those of spec.trainer.envFrom were replaced, and nothing said so. Only the pod knows its variables."""
+    with job(1) as one:
+        model = ModelRef(command=("sh", "-c", "echo found $RANK $MODE"), framework="Torchrun")
+        one.start(one.plan(model=model, per_pod=2), **NO_TORCH, RANK="70", MASTER_PORT="s3cret", MODE="fast")
+        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+        assert report.phase is RunPhase.SUCCEEDED, report.failure
+        text = one.pods[0].text()
+        assert "found 0 fast" in text and "found 1 fast" in text
+        assert text.count("environment of the pod: found MASTER_PORT, RANK; expected other names") == 1, text
+        assert "s3cret" not in text
+
+
 @pytest.mark.long
 def test_gan_trains_as_it_is(two: Job) -> None:
     """It has two optimizers, and a branch that some backward passes do not reach (``find_unused_parameters``)."""

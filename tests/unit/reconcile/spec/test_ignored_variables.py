@@ -1,5 +1,6 @@
 """Tests of the report about variables of a job that have no effect."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from dljob.reconcile.spec.variables import accepted_verdict, reserved
 from support.builders import DIGITS, rendered, seen
 
 Json = dict[str, Any]
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "your-own-script.md"
 TORCHRUN: Json = {"trainer": {"framework": "Torchrun", "command": ["python", "train.py"]}}
 
 
@@ -66,3 +68,13 @@ def test_every_variable_of_the_operator_is_reported_or_a_default() -> None:
     [stateful] = [each for each in rendered(seen(DIGITS)) if each["kind"] == "StatefulSet"]
     names = {item["name"] for item in stateful["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert names - reserved(with_env(DIGITS)) == {"HOME", "TMPDIR"}
+
+
+@pytest.mark.parametrize("framework", ["DLTrain", "Torchrun", "MPI"])
+def test_docs_name_every_variable(framework: str) -> None:
+    """The operator cannot read the keys of envFrom, so users must find the names before the job runs."""
+    trainer = {"framework": framework, "command": ["python", "train.py"]}
+    dataset = {"uri": "https://example.com/data.npz", "samples": 1000}
+    names = reserved(DLJobSpec.model_validate({**DIGITS, "collective": "Auto", "dataset": dataset, "trainer": trainer}))
+    section = PAGE.read_text().partition("### Variables that dljob sets\n")[2].partition("\n#")[0]
+    assert "DLJOB_DATASET" in names and not [name for name in names if f"`{name}`" not in section]

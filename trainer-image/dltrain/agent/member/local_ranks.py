@@ -95,6 +95,8 @@ class LocalRanks:
         self._starting: Tasks[Process] = Tasks()
         self._coming: dict[int, asyncio.Event] = {}
         self._oom_kills: int | None = None
+        self._replaced: frozenset[str] = frozenset()
+        """Names of the pod's variables that ranks have with other values, as the log has named them."""
 
     @property
     def plan_file(self) -> Path:
@@ -235,6 +237,7 @@ class LocalRanks:
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
         env |= rank_environment.framework_environment(plan, rank, attempt, env, self.run_dir)
+        self._log_replaced(rank_environment.replaced_variables(self._env, env))
         script = commands.rank_command(plan, env.get("PATH"))
         start = self.spawner.start(script.command, env=env | dict(script.env), cwd=str(Path.cwd()), output=write_fd)
         starting = self._starting.spawn(start)
@@ -256,6 +259,12 @@ class LocalRanks:
         self._emit(RankUp(attempt=attempt, rank=rank.rank, pid=process.pid))
         run.finished = self._tasks.spawn(self._finish(run, attempt))
         return run
+
+    def _log_replaced(self, names: frozenset[str]) -> None:
+        """Log the names of variables that the job sets without effect, each once. Values may be secrets."""
+        if new := names - self._replaced:
+            self._replaced |= new
+            log.warning(rank_environment.REPLACED, ", ".join(sorted(new)))
 
     def start_all(self) -> None:
         """Start this pod's ranks directly, without MPI. If a rank cannot be started, report that it ended."""
