@@ -87,6 +87,9 @@ def test_script_runs_in_an_image_that_was_not_built_from_ours(
 def test_missing_program_is_one_clear_condition(image: tuple[str, str], kubectl: Kubectl) -> None:
     name = f"missing-{image[0].rpartition(':')[2]}"
     missing = job(name, "Torchrun", ["/opt/venv/bin/train"], image[0])
-    kubectl.apply(scripts(name, ""), {**missing, "spec": {**missing["spec"], "runPolicy": {"backoffLimit": 0}}})
-    failed = condition(kubectl.wait_phase(name, "Failed", 120), "Failed")
+    kubectl.apply(scripts(name, ""), missing)
+    ended = kubectl.wait_phase(name, "Failed", 120)
+    failed = condition(ended, "Failed")
     assert failed is not None and failed["reason"] == "CommandNotFound", failed
+    assert failed["message"].startswith("spec.trainer.command: found /opt/venv/bin/train"), failed
+    assert not ended["status"].get("restarts"), "a restart cannot help"

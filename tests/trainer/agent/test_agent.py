@@ -197,11 +197,26 @@ def test_bad_input_fails_the_job_without_retry(two: Job) -> None:
     assert report.failure is not None and report.failure.reason == "BadInput" and not report.failure.retry
 
 
-def test_missing_command_fails_the_job(two: Job) -> None:
-    two.start(two.plan(["no-such-program"], backoff_limit=0), **NO_TORCH)
+@pytest.mark.parametrize(
+    "command",
+    [["no-such-program"], pytest.param(["python", "/no/such/script.py"], marks=pytest.mark.long), ["/etc/passwd"]],
+    ids=["program", "script", "not executable"],
+)
+def test_command_that_cannot_be_started_fails_the_job_at_once(two: Job, command: list[str]) -> None:
+    """Fixed bug: the job restarted until backoffLimit, although a restart cannot help."""
+    two.start(two.plan(command, backoff_limit=3), **NO_TORCH)
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failure is not None and report.failure.reason == "CommandNotFound"
-    assert "no-such-program" in report.failure.log_tail
+    assert report.failures == 1 and report.restarts == {}
+    assert report.failure.message.startswith("found ") and "; expected " in report.failure.message
+    assert Path(command[-1]).name in report.failure.message
+
+
+def test_shell_that_finds_no_command_is_started_again(two: Job) -> None:
+    """What it did not find may be there at the next attempt, such as a program on a volume."""
+    two.start(two.plan(["sh", "-c", "no-such-program"], backoff_limit=1), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 2 and report.restarts == {"CommandNotFound": 1}
 
 
 def test_forks_of_the_zygote_are_ordinary_programs() -> None:

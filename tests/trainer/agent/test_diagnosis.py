@@ -10,11 +10,13 @@ import pytest
 from dlcontract import (
     DatasetRef,
     Failure,
+    FailureRule,
     ModelRef,
     Outcome,
     Plan,
     Rank,
     RunPhase,
+    decided,
 )
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
@@ -71,7 +73,7 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     "bad input": (attempt(ended(0, 64)), "BadInput", 0, True, False),
     "different parameters": (attempt(ended(1, 77)), "ParametersDiverged", 1, True, True),
     "diverged": (attempt(ended(0, 76)), "Diverged", 0, True, True),
-    "no such command": (attempt(ended(0, 127)), "CommandNotFound", 0, True, True),
+    "shell that found no command": (attempt(ended(0, 127)), "CommandNotFound", 0, True, True),
     "reported failure": (attempt(ended(1, 1), failures=[(1, reported("TrainingError"))]), "TrainingError", 1, True, True),
     "failure reported by a survivor": (attempt(ended(1, number=9), failures=[(0, reported("PeerLost"))]), "RankKilled", 1, True, True),
     "hung": (attempt(hung=(2, 7.0)), "Hung", 2, True, True),
@@ -97,6 +99,30 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     "exit as if stopped": (attempt(ended(0, 143)), "RankStopped", 0, True, True),
     "built-in without a result": (attempt(ended(0, 0), ended(1, 0), ended(2, 0), launcher=Exit(code=0)), "NoResult", None, True, True),
 }  # fmt: skip
+
+
+NOT_STARTED = "cannot start: found ./train, which cannot be started (Permission denied: './train'); expected a file"
+
+
+@pytest.mark.parametrize("action", ["", "FailJob", "Ignore", "Count"])
+def test_command_that_the_agent_cannot_start_fails_the_job_unless_a_rule_asks_for_restarts(action: str) -> None:
+    """Fixed bug: the job restarted until backoffLimit, although a restart cannot help."""
+    rules = (FailureRule(action=action, reasons=("CommandNotFound",)),) if action else ()
+    facts = attempt(
+        ended(0, 127, tail=NOT_STARTED), plan=plan(model=ModelRef(command=("./train",)), failure_rules=rules)
+    )
+    facts.up = {1, 2}
+    failure = diagnose(facts)
+    assert (failure.reason, failure.retry, failure.exit_code) == ("CommandNotFound", bool(action), 127)
+    assert decided(rules, failure).retry is (action in ("Ignore", "Count"))
+    assert failure.message.startswith("found ./train, which cannot be started")
+    assert "rank 0 in pod p-0" in failure.message and explained(facts)
+
+
+def test_command_that_could_not_be_started_this_time_is_tried_again() -> None:
+    facts = attempt(ended(0, 126, tail="cannot start: [Errno 11] Resource temporarily unavailable"))
+    facts.up = {1, 2}
+    assert (diagnose(facts).reason, diagnose(facts).retry) == ("LaunchFailed", True)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

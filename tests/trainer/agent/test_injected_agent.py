@@ -124,7 +124,7 @@ def test_image_without_python_is_one_clear_failure(two: Job, tree: Path, tmp_pat
     report = result(two)
     assert report.phase is RunPhase.FAILED and report.failure is not None
     assert (report.failure.reason, report.failure.exit_code) == ("CommandNotFound", 127), report.failure
-    assert "No such file or directory: 'python'" in report.failure.log_tail
+    assert "No such file or directory: 'python'" in report.failure.message
 
 
 REPORTING = """

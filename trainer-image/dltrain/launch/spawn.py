@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dltrain.host.command_errors import CommandNotFoundError, command_error, missing_script
 from dltrain.host.processes import Exit, Process, Reaper
 from dltrain.host.tasks import Tasks
 from dltrain.launch.injected import is_injected
@@ -70,18 +71,23 @@ class Spawner:
     async def start(self, argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> Process:
         """Start the command ``argv`` in the directory ``cwd``. Write its output to the descriptor ``output``.
 
-        The caller must close its own copy of ``output``. Raise OSError with the name of the command if it cannot be
-        started, and ForkError if the zygote did not fork it.
+        The caller must close its own copy of ``output``. Raise CommandNotFoundError if the command cannot be started in
+        this pod, OSError if it could not be started this time, and ForkError if the zygote did not fork it.
         """
         if not is_injected() and is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
             self.warm()
             assert self._zygote is not None
             zygote = self._zygote
+            if (why := missing_script(tuple(argv[1:]), cwd)) is not None:
+                raise CommandNotFoundError(why)
             try:
                 return await self._fork(argv[1:], env, cwd, output)
             except ConnectionError as error:
                 raise await _fork_error(zygote, error) from error
-        return self._reaper.start(argv, env=env, output=output, cwd=cwd)
+        try:
+            return self._reaper.start(argv, env=env, output=output, cwd=cwd)
+        except OSError as error:
+            raise command_error(argv, env, cwd, error) from error
 
     async def _fork(self, argv: Sequence[str], env: dict[str, str], cwd: str, output: int) -> Process:
         connection = socket.socket(socket.AF_UNIX)

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, missing, without_u
 from dltrain.launch.inherited_socket import hand_over
 from dltrain.protocol.rank_variables import OBSERVE_ENV
 
@@ -42,12 +43,6 @@ COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-
-
-NOT_FOUND = 127
-"""Exit code of a rank whose command or script does not exist, as in a shell."""
-MAX_LISTED = 10
-"""Number of files that the message about a missing script names."""
 
 
 @dataclass(frozen=True)
@@ -266,23 +261,13 @@ def run(order: Order) -> None:
             sys.argv = [file, *rest]
             path = Path(file).absolute()  # As in an interpreter: it stays valid if the script changes its directory.
             if not path.exists():
-                print(f"cannot start: {_missing(path)}", file=sys.stderr)  # noqa: T201
+                print(f"{CANNOT_START}{missing(path)}", file=sys.stderr)  # noqa: T201
                 sys.exit(NOT_FOUND)
             sys.path.insert(0, str(path.resolve().parent))
             main.__dict__["__file__"] = str(path)
             exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
-
-
-def _missing(path: Path) -> str:
-    """Return the message about a script that does not exist. It names the files of its folder, at most MAX_LISTED."""
-    if not path.parent.is_dir():
-        return f"found no folder {path.parent}; expected the folder of the script {path.name}"
-    names = sorted(each.name for each in path.parent.iterdir())
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    listed = ", ".join(names[:MAX_LISTED]) + more or "no files"
-    return f"found no file {path.name} in {path.parent}; expected the script of the command. The folder has: {listed}"
 
 
 def end_gloo_threads() -> None:
@@ -337,11 +322,6 @@ def can_run(argv: tuple[str, ...]) -> bool:
     if not argv or Path(argv[0]).is_dir():
         return False
     return not argv[0].startswith("-") or (argv[0] in ("-m", "-c") and len(argv) > 1)
-
-
-def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments without a leading ``-u`` (unbuffered output). A rank's output is always line-buffered."""
-    return argv[1:] if argv[:1] == ("-u",) else argv
 
 
 def import_ahead() -> None:

@@ -7,7 +7,8 @@ therefore begin with the events that are most likely a cause, and end with those
 import re
 from dataclasses import dataclass, field
 
-from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, StoppedEarly, reasons
+from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, StoppedEarly, matching, reasons
+from dltrain.host.command_errors import CANNOT_START, NOT_FOUND
 from dltrain.host.processes import Exit
 from dltrain.launch.spawn import EXIT_CANNOT_START
 from dltrain.protocol.agent_messages import RankEnded
@@ -316,7 +317,9 @@ def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
         return _of_rank(attempt, end, reasons.DIVERGED, "found a loss that is not finite. Lower the learning rate")
     if end.exit_code == EXIT_PARAMETERS_DIVERGED:
         return _of_rank(attempt, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
-    if end.exit_code == 127:
+    if end.exit_code == NOT_FOUND and end.rank not in attempt.up:
+        return _of_command(attempt, end)
+    if end.exit_code == NOT_FOUND:
         return _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
     if end.exit_code == EXIT_CANNOT_START:
         return _of_rank(attempt, end, reasons.LAUNCH_FAILED, "could not be started; see the end of its log")
@@ -328,6 +331,19 @@ def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
     if end.signal is not None:
         return _of_rank(attempt, end, reasons.RANK_CRASHED, f"crashed ({exit_})")
     return _of_rank(attempt, end, reasons.RANK_FAILED, f"ended with {exit_}; see the end of its log")
+
+
+def _of_command(attempt: Attempt, end: RankEnded) -> Failure:
+    """Return the failure of a rank whose agent could not start the command, and never can.
+
+    A restart cannot help, unless a failure rule of the job asks for one. The end of a shell with code 127 is different:
+    the process has started, and what it has not found may be there at the next attempt.
+    """
+    failure = _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command", retry=False)
+    text, asked = end.tail.removeprefix(CANNOT_START), matching(attempt.plan.failure_rules, failure)
+    return failure.model_copy(
+        update={"message": f"{text} ({failure.message})", "log_tail": "", "retry": asked}
+    )
 
 
 def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:

@@ -18,13 +18,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import MAX_OUTPUT, Plan, Rank
+from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.mpi_daemon import MpiDaemon
 from dltrain.agent.member.rank_watch import RankWatch
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.staged_checkpoints import StagedCheckpoints
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
+from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, CommandNotFoundError
 from dltrain.host.log_files import LogFiles
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output, available
@@ -91,12 +92,10 @@ class LocalRanks:
         self._daemon = MpiDaemon(reaper, env, pod_ip, run_dir, tunnel)
         self.staged = StagedCheckpoints(reaper, env, pod, self.plan_file, emit)
         self._plan: Plan | None = None
-        self._tasks: Tasks[Any] = Tasks()
-        self._starting: Tasks[Process] = Tasks()
+        self._tasks, self._starting = Tasks[Any](), Tasks[Process]()
         self._coming: dict[int, asyncio.Event] = {}
         self._oom_kills: int | None = None
-        self._replaced: frozenset[str] = frozenset()
-        """Names of the pod's variables that ranks have with other values, as the log has named them."""
+        self._replaced: frozenset[str] = frozenset()  # Names that the log has (``_log_replaced``).
 
     @property
     def plan_file(self) -> Path:
@@ -261,10 +260,10 @@ class LocalRanks:
         return run
 
     def _log_replaced(self, names: frozenset[str]) -> None:
-        """Log the names of variables that the job sets without effect, each once. Values may be secrets."""
-        if new := names - self._replaced:
-            self._replaced |= new
-            log.warning(rank_environment.REPLACED, ", ".join(sorted(new)))
+        """Log each of the names of variables that the job sets without effect once. Values may be secrets."""
+        if new := sorted(names - self._replaced):
+            self._replaced |= names
+            log.warning(rank_environment.REPLACED, ", ".join(new))
 
     def start_all(self) -> None:
         """Start this pod's ranks directly, without MPI. If a rank cannot be started, report that it ended."""
@@ -311,17 +310,18 @@ class LocalRanks:
     def _not_started(self, attempt: str, rank: int, error: OSError) -> RankEnded:
         """Return the exit record of a rank that could not be started because of ``error``.
 
-        If the zygote, the process that forks ranks, ended, the record has its exit status. Otherwise, the exit code is
-        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START. ``attempt``: name of the launch.
+        If the zygote, the process that forks ranks, ended, the record has its exit status. If this pod can never start
+        the command, the exit code is 127, otherwise EXIT_CANNOT_START. ``attempt``: name of the launch.
         """
-        end = error.end if isinstance(error, ForkError) else Exit(code=127)
+        code = NOT_FOUND if isinstance(error, CommandNotFoundError) else EXIT_CANNOT_START
+        end = error.end if isinstance(error, ForkError) else Exit(code=code)
         return RankEnded(
             attempt=attempt,
             rank=rank,
             exit_code=None if end.signal is not None else end.code or EXIT_CANNOT_START,
             signal=end.signal,
             out_of_memory=self._out_of_memory(end),
-            tail=f"cannot start: {error}",
+            tail=f"{CANNOT_START}{error}"[:MAX_LOG_TAIL],
         )
 
     async def _read_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
