@@ -341,9 +341,7 @@ def _of_command(attempt: Attempt, end: RankEnded) -> Failure:
     """
     failure = _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command", retry=False)
     text, asked = end.tail.removeprefix(CANNOT_START), matching(attempt.plan.failure_rules, failure)
-    return failure.model_copy(
-        update={"message": f"{text} ({failure.message})", "log_tail": "", "retry": asked}
-    )
+    return failure.model_copy(update={"message": f"{text} ({failure.message})", "log_tail": "", "retry": asked})
 
 
 def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:
