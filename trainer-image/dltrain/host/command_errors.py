@@ -45,17 +45,19 @@ def command_error(argv: Sequence[str], env: Mapping[str, str], cwd: str, error: 
         expected = _NOT_EXECUTABLE
     elif os.sep not in program:
         expected = (
-            f"a program in a folder of PATH ({quoted(env.get('PATH', ''))}). Correct the name, or choose an image"
+            f"a program in a folder of PATH ({quoted(env.get('PATH', ''))}). Correct the name, or choose an image that "
+            "has it"
         )
-        expected += " that has it"
     elif (Path(cwd) / program).exists():
-        expected = "a script whose first line names an interpreter of the image. Correct that line, or choose an image"
-        expected += " that has the interpreter"
+        expected = (
+            "a script whose first line names an interpreter of the image. Correct that line, or choose an image that "
+            "has the interpreter"
+        )
     else:
         expected = (
-            f"a file of the image or of spec.trainer.source (working directory: {cwd}). Correct the path, or choose"
+            f"a file of the image or of spec.trainer.source (working directory: {cwd}). Correct the path, or choose an "
+            "image that has the file"
         )
-        expected += " an image that has the file"
     found = f"found {quoted(shlex.join(argv))}, which cannot be started ({error.strerror}: {program!r})"
     return CommandNotFoundError(f"{found}; expected {expected}")
 
