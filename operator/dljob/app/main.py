@@ -123,7 +123,7 @@ class Operator:
             measurements = FirstMeasurements(monotonic)
             self._planning = planning = Planning(
                 self._cache, planner.plan, self._queue.add, self._metrics, measurements=measurements,
-                preempts=settings.preempts, policy=settings.queue_policy, together=settings.assigns_together,
+                policy=settings.queue_policy, together=settings.assigns_together,
             )  # fmt: skip
             if settings.queues:
                 self._queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add, settings.silence_s)

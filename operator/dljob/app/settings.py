@@ -191,8 +191,8 @@ class Settings:
 
     @property
     def queue_policy(self) -> QueuePolicy:
-        """Return the settings for the order in which waiting jobs get devices: deadlines, and weights of namespaces."""
-        return QueuePolicy(self.queue_deadlines, self.queue_weights)
+        """Return how waiting jobs get devices: by deadlines and weights of namespaces, and whether by preemption."""
+        return QueuePolicy(self.queue_deadlines, self.queue_weights, self.preempts)
 
     @property
     def pod_groups(self) -> tuple[Kind, ...]:

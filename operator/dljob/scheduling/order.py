@@ -16,7 +16,7 @@ from dljob.scheduling.requests import Requests
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """The administrator's settings for the order of the queue."""
+    """The administrator's settings for the order of the queue, and for preemption."""
 
     deadlines: bool = True
     """False: deadlines do not change the order."""
@@ -25,6 +25,8 @@ class QueuePolicy:
 
     With weight 2, a namespace may hold twice the share of the cluster before its jobs come after those of others.
     """
+    preempts: bool = False
+    """True: a waiting job may preempt running jobs of a lower priority, if its PriorityClass allows that."""
 
     def weighted(self, namespace: str, share: float) -> float:
         """Return the dominant share of a namespace, divided by its weight."""

@@ -72,7 +72,7 @@ class Operator:
         self.measurements = FirstMeasurements(now_s)
         self.planning = Planning(
             self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now,
-            preempts=preempts, policy=policy, together=together, measurements=self.measurements,
+            policy=replace(policy, preempts=preempts), together=together, measurements=self.measurements,
         )  # fmt: skip
         self.controller = Controller(
             self.kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,

@@ -56,15 +56,14 @@ class Planning:
         clock: Callable[[], float] = monotonic,
         now: Callable[[], datetime] = utc_now,
         *,
-        preempts: bool = False,
         together: bool = False,
         policy: QueuePolicy = answers.DEFAULT_POLICY,
         measurements: FirstMeasurements | None = None,
     ) -> None:
         """``planner``: makes one plan. ``requeue``: called with a job's key when it must be reconciled.
 
-        ``preempts``: True: waiting jobs may preempt running jobs of lower priority. ``together``: True: devices are
-        assigned to all jobs together; False: to one after another. ``measurements``: those that first plans await.
+        ``together``: True: devices are assigned to all jobs together; False: to one after another. ``measurements``:
+        those that first plans await.
         """
         self._beat_s: float | None = None
         """Time when ``run`` began its last round, or got its last answer of the planner; None while it does not run."""
@@ -87,7 +86,7 @@ class Planning:
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
         self._reserving = Reserving(cache, self._book, clock)
-        self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
+        self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         plans, queue = self._reserving.plans, self._assigning.queue
         self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, queue)

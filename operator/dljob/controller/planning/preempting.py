@@ -71,12 +71,10 @@ class Preempting:
         requeue: Callable[[JobKey], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
-        *,
-        on: bool,
     ) -> None:
-        """``requeue``: called with the key of a job that must stop. ``on``: False if no job is ever preempted."""
+        """``requeue``: called with the key of a job that must stop."""
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
-        self._clock, self._now, self._on = clock, now, on
+        self._clock, self._now = clock, now
         self._orders: dict[JobKey, _Order] = {}
         self._looked_s = -inf
         self._made: tuple[JobKey | None, float] = (None, -inf)
@@ -127,7 +125,7 @@ class Preempting:
         the jobs that wait for devices, as they are planned. ``ask``: makes plans.
         """
         try:
-            return await self._look(waiting, ask) if self._on else None
+            return await self._look(waiting, ask) if self._queue.policy.preempts else None
         except Exception:  # The jobs go on as before, and the next look tries again.
             log.exception("choosing jobs that make room for the first job in the queue failed; no job stops now")
             return None
@@ -167,12 +165,7 @@ class Preempting:
         """
         own = self._queue.job(question).priority
         running = {other: each for other, each in running.items() if each.priority < own and not each.ends_soon}
-        spec = question.spec
-        if (
-            not running
-            or spec is None
-            or not self._cache.priority_classes.preempts(spec.scheduling.priority_class_name)
-        ):
+        if not running or question.spec is None or not self._queue.preempts(question):
             return ()
         ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
         whole = usable_nodes(question, self._queue.view_without(key, ending | running.keys()))

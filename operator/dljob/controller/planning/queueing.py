@@ -115,6 +115,11 @@ class Queue:
         latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
         return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
 
+    def preempts(self, question: ParsedJob) -> bool:
+        """Return True if running jobs of a lower priority may stop for a job."""
+        named = question.spec.scheduling.priority_class_name if question.spec is not None else None
+        return self._policy.preempts and self._cache.priority_classes.preempts(named)
+
     def recent(self, job: JobSeen) -> QueuedJob:
         """Return what the place of a job in the queue depended on when it was created, for forecasts.
 

@@ -17,7 +17,9 @@ needs a part to move to, and no other job could start.
 
 Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
-Jobs of a higher priority are assigned first, as if the others did not exist.
+Jobs of a higher priority are assigned first, as if the others did not exist. Only running jobs of a lower priority keep
+a smallest part, for the same reason, unless a job of the higher priority preempts them, or loses its part while a
+waiting job of a lower priority gets one.
 
 Each owner (namespace) is entitled to a fraction of each device type: its weight divided by the weights of all owners
 that have jobs. If nothing is left for a job whose owner has less, jobs start within the entitlements first, so that an
@@ -78,10 +80,47 @@ def share(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collectio
     """Choose an option for each waiting or running job as if no job held devices yet; None: it gets none.
 
     ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. ``holding``: indices of
-    these running jobs. Each of them gets devices, unless jobs of a higher priority take all. The result ignores what a
-    restart costs: ``movers`` decides which running jobs really move to their option.
+    these running jobs. Each of them gets devices if it can: the text of the module describes when. The result ignores
+    what a restart costs: ``movers`` decides which running jobs really move to their option.
     """
-    return _by_priority(jobs, free, together, holding)
+    found = _by_priority(jobs, free, together, holding)
+    without = [i for i in sorted(holding) if found[i] is None and not _preempted(jobs, i, holding)]
+    best, fewest, most = found, 0, len(without)
+    while fewest < most:  # A bisection finds how many of them can, the first in line before the others.
+        count = (fewest + most + 1) // 2
+        kept = {i: _smallest(jobs[i], free) for i in without[:count]}
+        tried = _by_priority(jobs, free, together, holding, kept)
+        if _passes_over(jobs, found, tried, holding):
+            most = count - 1
+        else:
+            best, fewest = tried, count
+    return best
+
+
+def _passes_over(jobs: Sequence[Candidate], before: Choices, after: Choices, holding: Collection[int]) -> bool:
+    """Return True if a job loses its part while a waiting job of a lower priority gets devices that it could use."""
+    lost = [job for job, old, new in zip(jobs, before, after, strict=True) if old is not None and new is None]
+    given = [
+        (job.priority, part.device)
+        for j, (job, part) in enumerate(zip(jobs, after, strict=True))
+        if part is not None and j not in holding
+    ]
+    return any(
+        priority < job.priority and any(option.device == device for option in job.options)
+        for job in lost
+        for priority, device in given
+    )
+
+
+def _preempted(jobs: Sequence[Candidate], i: int, holding: Collection[int]) -> bool:
+    """Return True if running job ``i`` stops for a waiting job of a higher priority."""
+    return any(job.preempts and job.priority > jobs[i].priority and j not in holding for j, job in enumerate(jobs))
+
+
+def _smallest(job: Candidate, free: Mapping[str, int]) -> Option | None:
+    """Return the option of a job that leaves most to others: it needs the smallest fraction of a type's devices."""
+    fitting = (each for each in job.options if each.devices <= free.get(each.device, 0))
+    return min(fitting, key=lambda each: (each.devices / free[each.device], each.seconds), default=None)
 
 
 def assign_all(
@@ -117,17 +156,20 @@ def _by_priority(
     free: Mapping[str, int],
     choose: Callable[[Sequence[Candidate], Mapping[str, int], Collection[int]], Choices],
     holding: Collection[int] = (),
+    kept: Mapping[int, Option | None] | None = None,
 ) -> Choices:
     """Call ``choose`` for the jobs of each priority in turn, with the devices that are left, and join the results.
 
     ``jobs``: sorted, the highest priority first. The result has one entry per job, in this order. ``holding``: indices
-    of jobs; ``choose`` gets those of its own jobs.
+    of jobs; ``choose`` gets those of its own jobs. ``kept``: what jobs of a higher priority leave to these jobs.
     """
     chosen: list[Option | None] = []
     left = dict(free)
     for _, group in groupby(jobs, key=lambda job: job.priority):
         equal, before = list(group), len(chosen)
-        found = choose(equal, left, [i - before for i in holding if before <= i < before + len(equal)])
+        later = [part for i, part in (kept or {}).items() if i >= before + len(equal)]
+        own = [i - before for i in holding if before <= i < before + len(equal)]
+        found = choose(equal, less(left, later), own)
         chosen += found
         left = less(left, found)
     return tuple(chosen)

@@ -26,7 +26,7 @@ class Candidate:
     """A job that waits or runs, and wants devices. ``options``: its plans, including those that do not fit now.
 
     ``owner``: its namespace. ``weight``: the weight of the namespace. ``due_s``: the largest ``Option.seconds`` with
-    which it meets its deadline; None: it has none.
+    which it meets its deadline; None: it has none. ``preempts``: True: running jobs of a lower priority stop for it.
     """
 
     priority: int
@@ -34,6 +34,7 @@ class Candidate:
     owner: str = ""
     weight: float = 1.0
     due_s: float | None = None
+    preempts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

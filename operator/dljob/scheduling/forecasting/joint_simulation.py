@@ -37,7 +37,7 @@ class JointJob:
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
     ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
     time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
-    started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now.
+    started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now. ``preempts``: as there.
     """
 
     key: Key
@@ -51,6 +51,7 @@ class JointJob:
     first_part: float = 0.0
     weight: float = 1.0
     due_s: float | None = None
+    preempts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class _Job:
 
     def candidate(self, now_s: float) -> Candidate:
         due_s = None if self.job.due_s is None else self.job.due_s - now_s
-        return Candidate(self.job.priority, self.options(), self.job.key[0], self.job.weight, due_s)
+        job = self.job
+        return Candidate(job.priority, self.options(), job.key[0], job.weight, due_s, job.preempts)
 
     def held(self, now_s: float) -> Held:
         if not self.devices:

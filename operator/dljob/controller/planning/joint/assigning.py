@@ -228,7 +228,8 @@ class Assigning:
             if seen is None or not options:
                 continue
             job = self._joint_job(key, self._priority(question), known, options)
-            job = replace(job, due_s=self._due_s(key, question, known, running=key in running))
+            due_s = self._due_s(key, question, known, running=key in running)
+            job = replace(job, due_s=due_s, preempts=self._queue.preempts(question))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -293,8 +294,8 @@ class Assigning:
             if options:
                 keys.append(key)
                 due_s = self._due_s(key, question, known[key], running=key in running)
-                weight = self._queue.policy.weight(key[0])
-                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s))
+                weight, preempts = self._queue.policy.weight(key[0]), self._queue.preempts(question)
+                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s, preempts))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)

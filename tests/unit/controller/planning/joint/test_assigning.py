@@ -223,6 +223,26 @@ def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+def test_running_job_makes_room_for_jobs_of_a_higher_priority_that_could_use_all_devices() -> None:
+    """Fixed bug: nothing was left for the running job, which thus kept all devices to its end."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        urgent = [
+            cluster.submit(f"urgent-{i}", second=i, **SHORT, seed=i, scheduling={"priorityClassName": "urgent"})
+            for i in range(1, 4)
+        ]
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        await remove_pods(cluster, operator, first)
+        assert [await devices_of(cluster, key) for key in (first, *urgent)] == [{T4: 1}] * 4
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_no_job_moves_for_one_for_which_another_was_preempted() -> None:
     """Fixed bug: a job on better devices moved to those of the preempted job, so that two jobs stopped for one."""
 
