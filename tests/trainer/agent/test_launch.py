@@ -137,6 +137,12 @@ def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -
     assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
 
 
+def test_no_rank_goes_on_if_its_attempt_ends_while_it_starts(tmp_path: Path) -> None:
+    """Fixed bug: a rank that started in the same moment ran on, and the agent waited for its end without a limit."""
+    ended = run([sys.executable, str(BODIES / "faults/ended_while_starting.py"), str(tmp_path)])
+    assert ended.output.endswith("no rank runs\n") and ended.code == 0, ended.output
+
+
 def test_shim_forwards_only_variables_of_mpi() -> None:
     environ = {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr", "SECRET": "no", "PATH": "/bin"}
     data = request(["rank", ""], environ)

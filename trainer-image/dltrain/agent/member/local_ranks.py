@@ -149,18 +149,16 @@ class LocalRanks:
         attempt, self.attempt = self.attempt, ""
         for starting in self._starting:
             starting.cancel()
-        ending = [run.process for run in self.running.values()]
-        if self._daemon.process is not None:
-            ending.append(self._daemon.process)
+        for started in list(self._coming.values()):
+            await started.wait()  # Before that, a rank that starts right now is not among the running ones.
+        ending = [*(run.process for run in self.running.values()), *filter(None, [self._daemon.process])]
         for process in ending:
             process.kill()
         await self.staged.end()
         if ending:
             log.info("attempt %s ends; killed %d processes", attempt, len(ending))
             await asyncio.gather(*(process.ended for process in ending))
-        for run in list(self.running.values()):
-            if run.finished is not None:
-                await run.finished
+        await asyncio.gather(*(run.finished for run in self.running.values() if run.finished is not None))
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:
