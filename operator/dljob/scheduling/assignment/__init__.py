@@ -84,11 +84,13 @@ def share(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collectio
     what a restart costs: ``movers`` decides which running jobs really move to their option.
     """
     found = _by_priority(jobs, free, together, holding)
-    without = [i for i in sorted(holding) if found[i] is None and not _preempted(jobs, i, holding)]
-    best, fewest, most = found, 0, len(without)
-    while fewest < most:  # A bisection finds how many of them can, the first in line before the others.
+    if all(found[i] is not None for i in holding):
+        return found
+    lower = [i for i in sorted(holding) if jobs[i].priority < jobs[0].priority and not _preempted(jobs, i, holding)]
+    best, fewest, most = found, 0, len(lower)
+    while fewest < most:  # A bisection finds how many of them can keep a part, the first in line before the others.
         count = (fewest + most + 1) // 2
-        kept = {i: _smallest(jobs[i], free) for i in without[:count]}
+        kept = {i: _smallest(jobs[i], free) for i in lower[:count]}
         tried = _by_priority(jobs, free, together, holding, kept)
         if _passes_over(jobs, found, tried, holding):
             most = count - 1
