@@ -11,7 +11,7 @@ from dljob.perf.step.backends import source
 from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
-from dljob.planner.types.texts import duration, gibibytes, grams, joules
+from dljob.planner.types.texts import duration, gibibytes, grams, joules, plain
 
 BAR = 30
 BASIS = {
@@ -54,7 +54,7 @@ def _row(choice: Choice, chosen: bool) -> list[str]:
         ("* " if chosen else "  ") + choice.summary,
         duration(p.step_s),
         duration(p.step_p90_s),
-        f"{p.samples_per_s:.4g}",
+        plain(p.samples_per_s, 4),
         f"{100 * p.efficiency:.0f} %",
         duration(p.total_s) if p.total_s else "-",
         joules(p.energy_J) if p.energy_J is not None else "-",
@@ -252,8 +252,8 @@ def frameworks(found: Sequence[FrameworkPlan]) -> list[str]:
                 duration(p.step_s),
                 duration(p.step_p10_s),
                 duration(p.step_p90_s),
-                f"{p.samples_per_s:.4g}",
-                f"{p.throughput_per_latency:.4g}",
+                plain(p.samples_per_s, 4),
+                plain(p.throughput_per_latency, 4),
                 f"{p.step_s / fastest:.2f}",
             ]
             for each, _, p in planned
@@ -293,7 +293,7 @@ def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[
             duration(choice.prediction.step_s),
             f"{100 * choice.prediction.efficiency:.0f} %",
             "#" * max(1, round(BAR * choice.prediction.samples_per_s / most))
-            + f" {choice.prediction.samples_per_s:.4g}",
+            + f" {plain(choice.prediction.samples_per_s, 4)}",
         ]
         for nodes, choice in points
     ]

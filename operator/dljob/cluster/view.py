@@ -34,6 +34,7 @@ class Node:
     free_cpu: float = 1.0
     """CPUs that no pod requests."""
     free_memory_nbytes: int = 2**33
+    """Memory in bytes that no pod requests."""
     link_bandwidth_Bps: float | None = None
     """Network bandwidth in bytes/s from the annotation ``dljob.dev/network-bandwidth``; None without the annotation."""
     is_gpu: bool = False
@@ -42,6 +43,8 @@ class Node:
     """(key, value, effect) of each taint that keeps pods without a matching toleration away from the node."""
     storage_nbytes: int | None = None
     """Allocatable ephemeral storage in bytes, whatever pods have requested of it; None if it is unknown."""
+    memory_nbytes: int | None = None
+    """Allocatable memory in bytes; None if it is unknown."""
     left_out: str | None = None
     """Reason why new plans must not use the node, such as repeated faults; None if they may use it."""
     free_pods: int | None = None
@@ -196,6 +199,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             free_devices=_whole(entry, "free", devices, least=0, most=devices),
             cpu=float(cpu or 0),
             free_cpu=float(cpu or 0),
+            memory_nbytes=int(memory or 0),
             free_memory_nbytes=int(memory or 0),
             link_bandwidth_Bps=float(bandwidth) if bandwidth is not None else None,
             is_gpu=is_gpu,

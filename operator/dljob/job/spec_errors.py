@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dljob.api.base import PATTERNS
+from dljob.api.field_names import similar_fields
 
 REFERENCE = "kubectl explain dljob.spec"
 """Where users find the known fields of a spec."""
@@ -75,7 +76,9 @@ def _in_words(error: ErrorDetails, root: str, reference: str) -> str:
     if error["type"] == "missing":
         return f"{where}: found nothing; expected a value. Add it"
     if error["type"] == "extra_forbidden":
-        return f"{where}: found an unknown field; remove it, or see {reference} for the known fields"
+        similar = similar_fields(where) if root == "spec" else ()
+        known = f"expected {' or '.join(similar)}, if that is meant: rename or " if similar else ""
+        return f"{where}: found an unknown field; {known}remove it, or see {reference} for the known fields"
     return f"{where}: found {error['input']!r:.200}; expected {_expected(error)}"
 
 

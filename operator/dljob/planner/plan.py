@@ -28,7 +28,7 @@ from dljob.planner.candidates.options import Option, options, sharing_options
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share
-from dljob.planner.explanation.contradictions import nothing_requested, too_few_for_server, too_many_cpus, with_cause
+from dljob.planner.explanation.contradictions import nothing_requested, too_few_for_server, too_large_pods, with_cause
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -148,7 +148,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if (wrong := recomputation.impossible(request, workload)) is not None:
         return wrong
     learned = recomputation.with_estimates(request, workload, learned)
-    if (wrong := too_many_cpus(request, view)) is not None:
+    if (wrong := too_large_pods(request, view)) is not None:
         return wrong
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong

@@ -59,7 +59,7 @@ class TestTop:
         pending["metadata"]["name"] = "a"
         head, first, second = lines([running, pending], with_namespace=False, with_rates=True)
         assert head.split()[-4:] == ["SAMPLES/S", "PER", "STEP", "S"]
-        assert (first.split()[-2:], second.split()[-2:]) == (["-", "-"], ["9600", "9.6e+05"])
+        assert (first.split()[-2:], second.split()[-2:]) == (["-", "-"], ["9600", "960000"])
 
     def test_queues_are_shown_if_a_job_is_in_one(self) -> None:
         queued, other = job("Suspended"), job("Running")

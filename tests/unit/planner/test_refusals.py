@@ -9,7 +9,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types.storage import Storage
-from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, rate
+from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, plain, rate
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 GPT2_XL = Request(job="j", global_batch=64, total_steps=100, profile="x", like="GPT-2-XL", optimizer="AdamW")
@@ -57,9 +57,9 @@ class TestRejections:
             (
                 {"memory_per_pod_nbytes": 2**34},
                 THREE,
-                "DeviceBusy",
-                "spec.nodes.min",
-                "4 GiB of memory are free, but 16 GiB are needed",
+                "TooFewNodes",
+                "spec.resources.memory",
+                "found 16 GiB of memory for each pod; expected at most 4 GiB",
                 True,
             ),
             ({"model": "vgg"}, THREE, "BadWorkload", "spec.model", "model: found 'vgg'; expected one of", False),
@@ -236,3 +236,4 @@ class TestNames:
         ]
         assert [joules(e) for e in (12.4, 52_000, 7.2e6)] == ["12 J", "52 kJ", "2 kWh"]
         assert (rate(1.25e9), rate(3.1e6), gibibytes(1.5 * 2**30)) == ("10 Gbit/s", "24.8 Mbit/s", "1.5 GiB")
+        assert (plain(20_561.3, 4), plain(0.01234), gibibytes(2**41)) == ("20560", "0.0123", "2050 GiB")

@@ -10,7 +10,7 @@ from dljob.api import DLJobStatus
 from dljob.cli import remote, seconds
 from dljob.cli.tables import table
 from dljob.job.queue import QUEUE_LABEL
-from dljob.planner.types.texts import duration
+from dljob.planner.types.texts import duration, plain
 from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.status import find, readable_status
 
@@ -87,7 +87,7 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool, with_rates: b
             rows.append([name, *cells(status)])
             if (measured := status.measured) is not None and measured.step_seconds:
                 throughput = measured.samples_per_second
-                rates = [f"{throughput:.4g}", f"{throughput / measured.step_seconds:.4g}"]
+                rates = [plain(throughput, 4), plain(throughput / measured.step_seconds, 4)]
             if (queue := status.queue) is not None:
                 start = queue.forecast_start
                 place = [f"{queue.position}/{queue.jobs}", _minute(start) if start else "?"]
@@ -142,7 +142,7 @@ def cells(status: DLJobStatus) -> list[str]:
         str(status.nodes),
         status.ready,
         (status.progress.display or f"{status.progress.percent}%").replace("%", " %") if status.progress else "-",
-        f"{1 / measured:.4g}" if measured else "-",
+        plain(1 / measured, 4) if measured else "-",
         duration(measured) if measured else "-",
         duration(predicted) if predicted else "-",
         f"{100 * error:+.0f} %" if error is not None else "-",

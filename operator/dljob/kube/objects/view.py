@@ -101,6 +101,7 @@ def node_capacity(node: NodeSeen, architectures: Collection[str] = ()) -> NodeCa
         free_devices=found.count,
         cpu=total.cpu_m / 1000,
         free_cpu=total.cpu_m / 1000,
+        memory_nbytes=total.memory_nbytes,
         free_memory_nbytes=total.memory_nbytes,
         link_bandwidth_Bps=bandwidth if bandwidth > 0 else None,
         is_gpu=found.is_gpu,

@@ -165,19 +165,38 @@ def excluded(node: Node, request: Request) -> str | None:
 
 def _why_not(node: Node, request: Request) -> str | None:
     """Return the reason why the job cannot use the node, or None if it can."""
-    if (reason := excluded(node, request)) is not None:
-        return reason
+    return excluded(node, request) or _too_small(node, request) or _busy(node, request)
+
+
+def _too_small(node: Node, request: Request) -> str | None:
+    """Return the reason why the node has too few CPUs or too little memory even if no other pod runs on it, or None."""
+    cpu, memory = _needs(node, request)
+    if node.cpu < cpu:
+        return f"it has {node.cpu:.3g} CPUs, but a pod needs {cpu:.3g}"
+    if node.memory_nbytes is not None and node.memory_nbytes < memory:
+        needs = f"an earlier run measured that a pod needs {gibibytes(memory)}" if request.memory_measured else ""
+        return f"it has {gibibytes(node.memory_nbytes)} of memory, but {needs or f'a pod needs {gibibytes(memory)}'}"
+    return None
+
+
+def _busy(node: Node, request: Request) -> str | None:
+    """Return which free resource the node lacks because of other pods, or None."""
+    cpu, memory = _needs(node, request)
     if node.free_devices < 1:
         return "no free device"
-    cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
     if node.free_cpu < cpu:
         return f"{node.free_cpu:.3g} CPUs are free, but {cpu:.3g} are needed"
-    memory = request.memory_per_pod_nbytes or max(PROCESS_NBYTES, request.memory_least_nbytes)
     if node.free_memory_nbytes < memory:
         measured = "an earlier run measured that " if request.memory_measured else ""
-        free_GiB, memory_GiB = node.free_memory_nbytes / 2**30, memory / 2**30
-        return f"{free_GiB:.2g} GiB of memory are free, but {measured}{memory_GiB:.2g} GiB are needed"
+        free, needed = gibibytes(node.free_memory_nbytes), gibibytes(memory)
+        return f"{free} of memory are free, but {measured}{needed} are needed"
     return None
+
+
+def _needs(node: Node, request: Request) -> tuple[float, int]:
+    """Return how many CPUs, and bytes of memory, must be free on the node for a pod."""
+    cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
+    return cpu, request.memory_per_pod_nbytes or max(PROCESS_NBYTES, request.memory_least_nbytes)
 
 
 def cores_of_rank(cpu: float, ranks: int, request: Request, *, is_gpu: bool = False) -> float:
@@ -237,14 +256,15 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
     names = (*request.devices, *(f.device for f in request.fixed))
     cores = cores_of_machines(view.nodes)
     for node in view.nodes:
-        reason = _why_not(node, request)
+        never = excluded(node, request) or _too_small(node, request)
+        reason = never or _busy(node, request)
         if names and not wanted(node.device, names):
             left_out[node.device, "not among the requested devices"] += 1
         elif reason is None:
             usable[node.device, node.is_gpu].append(node)
         else:
             left_out[node.device, reason] += 1
-            busy += reason.endswith("needed") or reason == "no free device"
+            busy += never is None
     pools = []
     for (device, is_gpu), nodes in sorted(usable.items()):
         nodes.sort(key=lambda node: -node.free_devices)

@@ -3,7 +3,9 @@
 Without these checks, messages would be about free nodes or about the global batch size, and hide the cause.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
@@ -41,24 +43,37 @@ def nothing_requested(request: Request) -> Infeasible | None:
     return None
 
 
-def too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
-    """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None.
+def too_large_pods(request: Request, view: ClusterView) -> Infeasible | None:
+    """Return ``Infeasible`` if a pod requests more CPUs or memory than the largest node has, busy or not, else None.
 
     Only nodes count that the job may use. The message says why it must not use larger ones, if there are any.
     """
-    if request.cpu_per_pod is None:
-        return None
     names = (*request.devices, *(group.device for group in request.fixed))
-    reasons = [(node.cpu, excluded(node, request)) for node in view.nodes if not names or wanted(node.device, names)]
-    most = max((cpu for cpu, reason in reasons if reason is None), default=0.0)
-    if not 0 < most < request.cpu_per_pod:
+    nodes = [(node, excluded(node, request)) for node in view.nodes if not names or wanted(node.device, names)]
+    cpus = [(node.cpu, reason) for node, reason in nodes]
+    memory = [(inf if node.memory_nbytes is None else node.memory_nbytes, reason) for node, reason in nodes]
+    return _more_than_nodes_have(
+        "cpu", request.cpu_per_pod, "{} CPUs", lambda cpu: f"{cpu:.6g}", cpus
+    ) or _more_than_nodes_have("memory", request.memory_per_pod_nbytes, "{} of memory", gibibytes, memory)
+
+
+def _more_than_nodes_have(
+    name: str, asked: float | None, words: str, shown: Callable[[float], str], nodes: Sequence[tuple[float, str | None]]
+) -> Infeasible | None:
+    """Return ``Infeasible`` if ``asked`` is more than each of the ``nodes`` has that the job may use, else None.
+
+    ``name``: of the field in ``spec.resources``. ``words``, ``shown``: how the message shows an amount. ``nodes``: what
+    each has, and why the job must not use it, or None.
+    """
+    most = max((has for has, reason in nodes if reason is None), default=0.0)
+    if asked is None or not 0 < most < asked:
         return None
-    larger = dict.fromkeys(reason for cpu, reason in reasons if reason is not None and cpu >= request.cpu_per_pod)
+    larger = dict.fromkeys(reason for has, reason in nodes if reason is not None and has >= asked)
     return Infeasible(
         "TooFewNodes",
-        "spec.resources.cpu",
-        f"found {request.cpu_per_pod:.6g} CPUs for each pod; expected at most {most:.6g}, which the largest node has "
-        "that the job may use: lower resources.cpu, or add larger nodes"
+        f"spec.resources.{name}",
+        f"found {words.format(shown(asked))} for each pod; expected at most {shown(most)}, which the largest node has "
+        f"that the job may use: lower resources.{name}, or add larger nodes"
         + (f" (reasons against larger nodes: {'; '.join([*larger][:4])})" if larger else ""),
         transient=True,
     )

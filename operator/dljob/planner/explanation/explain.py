@@ -16,7 +16,7 @@ from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
-from dljob.planner.types.texts import duration, duration_at_least, grams, joules, samples
+from dljob.planner.types.texts import duration, duration_at_least, grams, joules, plain, samples
 
 MAX_RATIO = 100.0
 """Largest ratio of a plan's time to the time until the deadline that texts state. Texts call larger ones 'more than'
@@ -137,7 +137,7 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
         "Time": f"slower: {duration(p.step_s)} per step instead of {duration(q.step_s)}",
         "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
         "Energy": f"more energy: {joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}",
-        "Cost": f"more expensive: ${p.cost_usd or 0:.3g} instead of ${q.cost_usd or 0:.3g}",
+        "Cost": f"more expensive: ${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}",
         "Carbon": f"more carbon: {grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}",
     }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
 

@@ -24,8 +24,14 @@ def group_names(devices: Iterable[str]) -> list[str]:
     return names
 
 
+def plain(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits, and without an exponent if it is large: 20560."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text else text
+
+
 def gibibytes(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+    return f"{plain(nbytes / 2**30)} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def samples(count: int) -> str:
@@ -36,21 +42,21 @@ def grams(carbon_g: float) -> str:
     """Return a mass as a text: in g, in kg from 1 kg, or in t from 1 t."""
     for unit, factor in (("t", 1e6), ("kg", 1e3)):
         if carbon_g >= factor:
-            return f"{carbon_g / factor:.3g} {unit}"
+            return f"{plain(carbon_g / factor)} {unit}"
     return f"{carbon_g:.3g} g"
 
 
 def joules(energy_J: float) -> str:
     """Return the energy as a text: in J, in kJ if it is at least 10 kJ, or in kWh if it is at least 0.1 kWh."""
     if energy_J >= 3.6e5:
-        return f"{energy_J / 3.6e6:.3g} kWh"
+        return f"{plain(energy_J / 3.6e6)} kWh"
     return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
 
 
 def rate(bandwidth_Bps: float) -> str:
     """Return a bandwidth (given in bytes per second) as a text in bits per second, such as '10 Gbit/s'."""
     bits = 8 * bandwidth_Bps
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
+    return f"{plain(bits / 1e9)} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 def duration(seconds: float) -> str:

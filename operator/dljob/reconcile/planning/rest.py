@@ -10,7 +10,7 @@ from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import start_s
-from dljob.planner.types.texts import duration
+from dljob.planner.types.texts import duration, plain
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import MAX_DEADLINE_S, deadlines, next_deadline
 from dljob.scheduling import Move, Rest, move_reason, pace_deadline_s, rest_after_move, rest_with_measured
@@ -94,7 +94,7 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
     unit = UNITS.get(spec.objective.minimize, "s")
 
     def text_of(found: Rest) -> str:
-        return f"{duration(found.p50_s)} (<{duration(found.p90_s)}) and {found.expense:.3g} {unit}"
+        return f"{duration(found.p50_s)} (<{duration(found.p90_s)}) and {plain(found.expense)} {unit}"
 
     text = (
         f"the remaining {left} steps take {text_of(stay)} with this plan, and {text_of(moved)} with the other, "

@@ -69,7 +69,7 @@ def test_nodes_with_less_memory_are_left_out() -> None:
     assert [group.device for group in decided(SCRIPT, cluster).chosen.groups] == ["large"]
     found = decided(replace(SCRIPT, nodes_min=2), cluster, known(peak_nbytes=4 * GIB))
     assert [(group.device, group.nodes) for group in found.chosen.groups] == [("large", 2)]
-    assert ("3 x cpu", "3 GiB of memory are free, but an earlier run measured that 4.7 GiB are needed") in [
+    assert ("3 x cpu", "it has 3 GiB of memory, but an earlier run measured that a pod needs 4.66 GiB") in [
         (each.summary, each.reason) for each in found.refusals
     ]
     none = plan(replace(SCRIPT, nodes_min=3, nodes_max=3), cluster, known(peak_nbytes=4 * GIB))
