@@ -7,7 +7,7 @@ the status shows that training has begun. The job then continues with the spec o
 from dataclasses import dataclass
 
 from dlcontract import Report
-from dljob.api import DLJobSpec, DLJobStatus
+from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
 from dljob.api.changes import refused_change, with_immediate_fields
 from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.status import FALSE, TRUE, Verdict, find
@@ -42,9 +42,17 @@ def followed(
     refused = refused_change(planned, spec, before, begun=stepped or saved)
     if refused is None:
         return Followed(spec, digest)
-    text = f"{refused.message}. The job continues with the spec of plan {accepted.plan.number}"
+    text = f"{refused.message}. {_kept(spec, accepted.plan.number)}"
     refusal = Verdict("Accepted", FALSE, "ChangeRefused", text)
     return Followed(with_immediate_fields(planned, spec), accepted.spec_digest, refusal)
+
+
+def _kept(spec: DLJobSpec, number: int) -> str:
+    """Return a sentence that says what a job does after a refused change to ``spec``. ``number``: of its plan."""
+    stops = "suspend: true" if spec.suspend else "planning.mode: PlanOnly"
+    if spec.suspend or spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return f"Its pods stop ({stops}). In all else, the job keeps the spec of plan {number}"
+    return f"The job continues with the spec of plan {number}"
 
 
 def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: StoredPlan | None) -> Verdict | None:

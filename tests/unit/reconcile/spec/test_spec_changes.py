@@ -73,6 +73,17 @@ class TestRunningJob:
         assert verdict(step(observed, 99), "Accepted") == ("False", "ChangeRefused")
         assert verdict(step(observed, 101), "Failed") == ("True", "DeadlineExceeded")
 
+    @pytest.mark.parametrize(
+        ("stop", "words"),
+        [({"suspend": True}, "suspend: true"), ({"planning": {"mode": "PlanOnly"}}, "planning.mode: PlanOnly")],
+    )
+    def test_refusal_says_that_the_pods_stop_if_the_same_change_stops_them(self, stop: Json, words: str) -> None:
+        """Fixed bug: it said that the job continues, although its pods stopped."""
+        desired = step(changed(training(last_checkpoint=SAVED), seed=3, **stop))
+        assert desired.scales == DOWN
+        message = condition_of(desired, "Accepted").message
+        assert message.endswith(f"Its pods stop ({words}). In all else, the job keeps the spec of plan 1")
+
     def test_another_refused_change_is_another_event(self) -> None:
         observed = changed(training(last_checkpoint=SAVED), seed=3)
         told = after(observed, step(observed))
