@@ -23,10 +23,12 @@ def with_measured_memory(
 ) -> Decision | Infeasible:
     """Return the plan of ``plan``, with pods that request at least the memory that earlier runs were measured to need.
 
-    Nodes with less free memory are left out. A plan never requests less than without measurements. Without measurements
-    of the job's script, and if the spec or Kueue sets the memory, return the plan unchanged.
+    Nodes with less free memory are left out. If no node has as much, and the plan therefore uses other devices or other
+    ranks per node, its pods request what these were measured to need. A plan never requests less than without
+    measurements. Without measurements of the job's script, and if the spec or Kueue sets the memory, return the plan
+    unchanged.
     """
-    found, keys = plan(request), request.keys
+    found, keys, given = plan(request), request.keys, request
     measured = any(known.memory and name in keys for (name, _), known in learned.items())
     if request.memory_per_pod_nbytes is not None or request.memory_admitted or not measured:
         return found
@@ -34,18 +36,21 @@ def with_measured_memory(
         if isinstance(found, Infeasible):
             return found
         amounts = _amounts(request, found.chosen, learned)
-        given = max(request.memory_least_nbytes, found.chosen.prediction.host_memory_nbytes)
-        if not amounts or given >= (amounts[-1] if request.memory_measured else amounts[0]):
-            return _explained(request, found, learned, amounts)
+        if not amounts:
+            return found
+        room = max(request.memory_least_nbytes, found.chosen.prediction.host_memory_nbytes)
         if not request.missing and _has_room(found.chosen, view, amounts[0]):
-            return _explained(request, with_pod_memory(found, amounts[0]), learned, amounts)
+            room = max(room, amounts[0])
+        within = [nbytes for nbytes in (amounts if request.memory_measured else amounts[:1]) if nbytes <= room]
+        if within:
+            return _explained(given, with_pod_memory(found, within[0]), learned, amounts)
         for nbytes in amounts:
             asked = replace(request, memory_least_nbytes=max(request.memory_least_nbytes, nbytes), memory_measured=True)
             found = plan(asked)
             if isinstance(found, Decision):
                 request = asked
                 break
-    return found
+    return found if isinstance(found, Infeasible) else with_pod_memory(found, request.memory_least_nbytes)
 
 
 def _amounts(request: Request, choice: Choice, learned: Constants) -> tuple[int, ...]:

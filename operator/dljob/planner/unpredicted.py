@@ -68,7 +68,8 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
     assumed = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
     # All pods request the same memory, which must be free on the nodes of each group.
     assumed = min(assumed, *(min(pool.memory_nbytes[: choice.nodes]) for pool, choice in parts))
-    memory_nbytes = max(assumed, request.memory_least_nbytes)
+    # What other ranks per node were measured to need is not what these need.
+    memory_nbytes = max(assumed, 0 if request.memory_measured else request.memory_least_nbytes)
     names = group_names([pool.device for pool, _ in parts])
     groups = tuple(
         Group(

@@ -109,6 +109,19 @@ def test_ranks_of_a_node_with_gpus_each_need_their_part() -> None:
     assert isinstance(short, Infeasible) and "an earlier run measured" in short.refusals[0].reason
 
 
+@pytest.mark.parametrize("peak_nbytes", [GIB, 30 * GIB])
+def test_pods_of_another_plan_request_what_that_plan_needed(peak_nbytes: int) -> None:
+    """Fixed bug: the node with eight GPUs has too little memory. A pod on the other one requested as much as there."""
+    small: dict[str, object] = {"device": A100, "cpu": 8, "memory": "128Gi"}
+    cluster = view({"device": A100, "cpu": 64, "memory": "40Gi", "devices": 8}, small)
+    asked, alone = replace(SCRIPT, nodes_min=1, nodes_max=1), MemoryPoint(1, None, "Data", peak_nbytes=peak_nbytes)
+    assert [group.ranks_per_node for group in decided(asked, cluster).chosen.groups] == [8]
+    learned = {("program-1", A100): Learned(memory=(MemoryPoint(8, None, "Data", peak_nbytes=48 * GIB), alone))}
+    found = decided(asked, cluster, learned).chosen
+    assert [group.ranks_per_node for group in found.groups] == [1]
+    assert found.prediction.host_memory_nbytes == max(alone.needed_nbytes, host(asked, {}, view(small)))
+
+
 @pytest.mark.parametrize(
     "other",
     [
