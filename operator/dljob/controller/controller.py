@@ -337,8 +337,9 @@ class Controller:
         if unsent:
             self._unsent[job.key] = unsent[-MAX_UNSENT:]
             self._queue.add_after(job.key, recheck_s)
-        if desired.status is not None and self._may_write(job, status := desired.status.manifest()):
-            await self._kube.write_status(job, status)
+        status = desired.status.manifest() if desired.status is not None else None
+        if status is not None and self._may_write(job, status) and await self._kube.write_status(job, status):
+            self._queue.add(job.key)
 
     def _may_write(self, job: JobSeen, status: dict[str, Any]) -> bool:
         """Return False if the status differs only in progress, and it is not the job's turn. It is then tried later."""

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from math import inf
 from time import monotonic
@@ -183,9 +184,10 @@ class Kube:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
 
     async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
-        """Write the status of a job if it has changed. Return True if the status was written.
+        """Write the status of a job if it has changed. Return True if something else of the job has changed meanwhile.
 
-        Return False if it has not changed or if the job was deleted.
+        The cache then has the change, and the watch event about it says nothing new. ``job``: the job as it was when
+        the status was determined.
         """
         patch = merge_patch(job.status, status)
         if not patch:
@@ -199,7 +201,8 @@ class Kube:
                 return False
             raise
         self._cache.put(kinds.DLJOB, answer)
-        return True
+        found = self._cache.job(job.key)
+        return found is not None and replace(found, status=job.status) != job
 
     async def record_event(self, job: JobSeen, event: Event, now: datetime) -> None:
         """Post an event about the job. A repeated event raises the count of the existing one."""
