@@ -320,6 +320,8 @@ def shown(manifest: Json) -> Json:
         return manifest
     plan, mine = (json.loads(manifest["data"][key]) for key in (PLAN_KEY, OPERATOR_KEY))
     mine["memory_nbytes"] = "(predicted)"
+    if "memory_by_group" in mine:
+        mine["memory_by_group"] = dict.fromkeys(mine["memory_by_group"], "(predicted)")
     if "expected" in plan:  # Without a prediction, all values have their defaults.
         plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
     for key in ("predicted", "candidates", "rejected"):

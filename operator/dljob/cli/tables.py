@@ -158,6 +158,10 @@ def _unpredicted(found: Decision) -> list[str]:
 def _of_pod(found: Decision) -> str:
     """Return the text about the memory of a pod, and where it comes from if earlier runs have shown it."""
     why = f" ({found.memory_text})" if found.memory_text else ""
+    amounts = found.chosen.pods_nbytes
+    if len(set(amounts)) > 1:
+        groups = zip(found.chosen.groups, amounts, strict=True)
+        return ", ".join(f"{gibibytes(nbytes)} per pod on {group.device}" for group, nbytes in groups) + why
     return f"{gibibytes(found.chosen.prediction.host_memory_nbytes)} per pod{why}"
 
 

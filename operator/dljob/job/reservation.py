@@ -8,7 +8,8 @@ from typing import Any
 from dljob.api.defaults import JobDefaults
 from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.job.observed import Observed, queued_elsewhere
-from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.plan.pod_groups import PodGroup
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.waiting import WAITS_FOR_NODES
 from dljob.scheduling import Charge, Reservation, amount
 
@@ -22,13 +23,12 @@ class PlannedPods:
     """The part of a stored plan that reservations need: its number, its revision, and the resources of its pods.
 
     The operator holds this part in memory for all jobs. It does not hold whole plans, which may have thousands of
-    ranks. ``memory_nbytes``: main memory of the largest pod in bytes. ``domain``: nodes on which the pods may run.
+    ranks. ``domain``: nodes on which the pods may run.
     """
 
     number: int
     revision: str
     groups: tuple[PodGroup, ...]
-    memory_nbytes: int
     charges: Mapping[str, Charge] = field(default_factory=dict)
     """Amounts that count against quotas: those of one pod by group and, under the empty name, those of all other
     objects.
@@ -42,7 +42,7 @@ class PlannedPods:
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
         return cls(
-            plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {},
+            plan.plan.number, plan.revision, plan.groups, plan.charges or {},
             plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain,
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ def plan_reservation(
                     missing,
                     group.ranks_per_node,
                     float(amount(str(cpu))) if cpu else group.cpu_m / 1000,
-                    int(amount(str(memory))) if memory else plan.memory_nbytes,
+                    int(amount(str(memory))) if memory else group.memory_nbytes,
                     charge,
                     max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
                     plan.domain,

@@ -36,9 +36,8 @@ def missing_nodes(request: Request, decision: Decision, existing: ClusterView) -
 
     An autoscaler must add this number of nodes, because each node runs at most one pod of a job.
     """
-    memory_nbytes = request.memory_per_pod_nbytes or decision.chosen.prediction.host_memory_nbytes
     missing = 0
-    for group in decision.chosen.groups:
+    for group, planned_nbytes in zip(decision.chosen.groups, decision.chosen.pods_nbytes, strict=True):
         fits = [
             node
             for node in existing.nodes
@@ -46,7 +45,7 @@ def missing_nodes(request: Request, decision: Decision, existing: ClusterView) -
             and node.left_out is None
             and node.free_devices >= group.ranks_per_node
             and node.free_cpu > 0.99 * (request.cpu_per_pod or group.cpu_per_pod)
-            and node.free_memory_nbytes >= memory_nbytes
+            and node.free_memory_nbytes >= (request.memory_per_pod_nbytes or planned_nbytes)
         ]
         missing += max(0, group.nodes - len(fits))
     return max(1, missing)

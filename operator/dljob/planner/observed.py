@@ -270,7 +270,8 @@ def _with_host_memory(choice: Choice, nbytes: int) -> Choice:
 
 
 def _with_memory(prediction: Prediction, nbytes: int) -> Prediction:
-    return replace(prediction, host_memory_nbytes=max(prediction.host_memory_nbytes, nbytes))
+    pods = tuple(max(each, nbytes) for each in prediction.pods_nbytes)
+    return replace(prediction, host_memory_nbytes=max(prediction.host_memory_nbytes, nbytes), pods_nbytes=pods)
 
 
 def text_of(structure: Structure) -> str:

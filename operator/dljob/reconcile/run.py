@@ -11,7 +11,8 @@ from dljob.cluster import quantity
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.observed import Observed
-from dljob.job.plan.stored import PodGroup, StoredPlan, threads
+from dljob.job.plan.pod_groups import PodGroup, threads
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.plan.structure import observed_memory, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.reconcile.desired import RunMeasurements, RunMemory
@@ -339,7 +340,7 @@ def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> RunMemory | None
         return None
     over = failed or (report is not None and report.phase is RunPhase.SUCCEEDED)
     raised = accepted.failures is not None and accepted.failures.memory_nbytes > 0
-    if not over and not raised and found[1].needed_nbytes <= accepted.memory_nbytes:
+    if not over and not raised and found[1].needed_nbytes <= accepted.least_memory_nbytes:
         return None
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
     return RunMemory(key, found[0], parsed.observed.job.namespace, found[1])

@@ -13,7 +13,8 @@ from dljob.api import DLJobStatus, EnergySource, Minimize, Usage, UsageRate
 from dljob.cluster import catalogue
 from dljob.cluster.site import Site
 from dljob.job.defaults import site_of
-from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.plan.pod_groups import PodGroup
+from dljob.job.plan.stored import StoredPlan
 from dljob.perf.resources import energy, power
 from dljob.reconcile.parsed import ParsedJob
 

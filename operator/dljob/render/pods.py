@@ -11,7 +11,8 @@ from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL
 from dljob.job.observed import JOB_LABEL, TRAINER_CONTAINER, JobSeen
 from dljob.job.plan.node_terms import NodeRequirement
-from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.plan.pod_groups import PodGroup
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import agent, environment
@@ -271,7 +272,7 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
     Memory is always limited, so that a pod that uses more than predicted does not harm other pods of its node. CPU is
     limited only if the spec sets ``resources.cpuLimit``.
     """
-    memory = spec.resources.memory or f"{ceil(accepted.memory_nbytes / 2**20)}Mi"
+    memory = spec.resources.memory or f"{ceil(group.memory_nbytes / 2**20)}Mi"
     requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}
     limits: dict[str, str] = {"memory": memory}
     if spec.resources.cpu_limit:

@@ -2,7 +2,8 @@
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import GROUP_LABEL, JOB_LABEL, SPEC_ANNOTATION, JobSeen
-from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.plan.pod_groups import PodGroup
+from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels, metadata
 from dljob.render.pods import pod_template

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import dlcontract
-from dljob.job.plan.stored import PodGroup
+from dljob.job.plan.pod_groups import PodGroup
 from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, POD, STATEFUL_SET
 from support.builders import NOW

@@ -9,14 +9,14 @@ from dlcontract import RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Learned, LearnedPoint, Measured, Place, learn
 from dljob.calibrate.compute import MAX_POINTS
+from dljob.job.plan.pod_groups import PodGroup, threads
 from dljob.job.plan.request import planner_request
-from dljob.job.plan.stored import PodGroup, threads
 from dljob.job.profiles import learned, updated_profile
 from dljob.planner.candidates.pools import cores_of_rank
 from support.builders import DIGITS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-GROUP = PodGroup("cpu", "cpu", is_gpu=False, nodes=1, ranks_per_node=2, cpu_m=6000)
+GROUP = PodGroup("cpu", "cpu", is_gpu=False, nodes=1, ranks_per_node=2, cpu_m=6000, memory_nbytes=2**30)
 
 
 def ended(ranks: int, compute_s: float, step_s: float = 0.5) -> Report:

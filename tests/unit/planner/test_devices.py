@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dljob.cluster import ClusterView, Node
-from dljob.planner import Decision, FixedChoice, Infeasible, Request, plan
+from dljob.planner import Choice, Decision, FixedChoice, Group, Infeasible, Request, plan
 from support.planner_questions import RESNET, decided, view
 
 GPUS = tuple(Node(f"a{i}", "NVIDIA-A100-SXM4-40GB", 4, 4, 32, 32, 2**38, is_gpu=True) for i in range(2))
@@ -170,19 +170,21 @@ class TestMainMemoryOfGPUNodes:
         assert all(each.prediction.host_memory_nbytes <= 40 * 2**30 for each in found.candidates)
 
     def test_pods_of_mixed_groups_fit_on_the_nodes_of_each_group(self) -> None:
-        """Regression: all pods request the memory of the largest one, which nodes of another group may lack."""
+        """Each group's pods request what they need, and not what the largest pods of the plan need."""
         big = replace(GPUS[0], devices=8, free_devices=8, free_memory_nbytes=64 * 2**30)
         small = [Node(f"t{i}", "Tesla-T4", 1, 1, 8, 8, 6 * 2**30, is_gpu=True) for i in range(4)]
         asked = replace(RESNET, global_batch=2048, total_steps=100_000)
         found = decided(asked, ClusterView((big, *small)))
         for choice in found.candidates:
-            free = min(6 if "T4" in group.device else 64 for group in choice.groups)
-            assert choice.prediction.host_memory_nbytes <= free * 2**30, choice.summary
-        reason = "as those on NVIDIA-A100-SXM4-40GB need, but 6 GiB are free on Tesla-T4"
-        assert any(reason in refusal.reason for refusal in found.refusals)
+            for group, nbytes in self.pods(choice):
+                assert nbytes <= (6 if "T4" in group.device else 64) * 2**30, choice.summary
         fixed = replace(asked, fixed=(FixedChoice("a100", 1, 8), FixedChoice("t4", 2, 1)))
-        assert wrong(fixed, (big, *small)).reason == "DoesNotFit"
-        assert decided(replace(fixed, memory_per_pod_nbytes=4 * 2**30), ClusterView((big, *small)))
+        [(_, of_big), (_, of_small)] = self.pods(decided(fixed, ClusterView((big, *small))).chosen)
+        assert of_small < 6 * 2**30 < of_big
+        less = [replace(node, free_memory_nbytes=of_small // 2) for node in small]
+        refused = wrong(fixed, (big, *less))
+        assert refused.reason == "DoesNotFit" and "of main memory" in refused.message
+        assert decided(replace(fixed, memory_per_pod_nbytes=of_small // 2), ClusterView((big, *less)))
 
     def test_pods_of_mixed_groups_fit_on_cpu_nodes(self) -> None:
         fast = Node("f", "fast", cpu=16, free_cpu=16, free_memory_nbytes=64 * 2**30)
@@ -190,8 +192,14 @@ class TestMainMemoryOfGPUNodes:
         asked = replace(RESNET, model="digits-cnn", dataset="digits", global_batch=4096)
         found = decided(asked, ClusterView((fast, *slow)))
         for choice in found.candidates:
-            free = min(3 if group.device == "slow" else 64 for group in choice.groups)
-            assert choice.prediction.host_memory_nbytes <= free * 2**30, choice.summary
+            for group, nbytes in self.pods(choice):
+                assert nbytes <= (3 if group.device == "slow" else 64) * 2**30, choice.summary
+
+    @staticmethod
+    def pods(choice: Choice) -> list[tuple[Group, int]]:
+        """Return each group of a plan with the main memory in bytes that one of its pods requests."""
+        assert max(choice.pods_nbytes) == choice.prediction.host_memory_nbytes
+        return list(zip(choice.groups, choice.pods_nbytes, strict=True))
 
     @staticmethod
     def with_free(*gibibytes: int) -> tuple[Node, ...]:

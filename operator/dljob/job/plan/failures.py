@@ -113,7 +113,11 @@ class FailureRecord(FailureAllowance):
 
     memory_exceeded_nbytes: Annotated[
         int,
-        Field(ge=0, le=2**63 - 1, description="Memory in bytes of each pod before it was raised to ``memory_nbytes``."),
+        Field(ge=0, le=2**63 - 1, description="Memory in bytes that was too little, and was raised to memory_nbytes."),
+    ] = 0
+    killed_nbytes: Annotated[
+        int,
+        Field(ge=0, le=2**63 - 1, description="Memory request in bytes of the pod that reached its limit last."),
     ] = 0
 
     def counts_memory_of(self, planned: Mapping[str, Any] | None) -> bool:
@@ -130,13 +134,15 @@ class FailureRecord(FailureAllowance):
 
         There are several if ranks or pods were ended at their memory limit since the operator last looked for more. The
         tuple is empty if no pod has reached its limit with such a spec, whose planned fields are ``planned``.
-        ``present_nbytes``: the memory that each pod of the present plan requests. ``changed``: True if that plan is of
-        another spec. The last amount is then that without the last end, so that the change takes effect in any case.
+        ``present_nbytes``: the memory that pods of the present plan request, for a record of an earlier release, which
+        lacks that of the pod that reached its limit. ``changed``: True if that plan is of another spec. The last amount
+        is then that without the last end, so that the change takes effect in any case.
         """
         if not self.counts_memory_of(planned):
             return ()
         if self.memory_kills > self.memory_answered:
-            more = tuple(max(self.memory_nbytes, int(factor * present_nbytes)) for factor in MORE_MEMORY)
+            exceeded = self.killed_nbytes or present_nbytes
+            more = tuple(max(self.memory_nbytes, int(factor * exceeded)) for factor in MORE_MEMORY)
             return (*more, self.memory_nbytes) if changed else more
         return (self.memory_nbytes,) if self.memory_nbytes else ()
 

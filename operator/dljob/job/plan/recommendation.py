@@ -20,10 +20,9 @@ from dljob.job.defaults import (
     site_of,
     with_defaults,
 )
-from dljob.job.plan.grace import too_short_grace
+from dljob.job.plan.grace import assumed_bandwidth, too_short_grace
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status, predicted
-from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, learned_by_model
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text

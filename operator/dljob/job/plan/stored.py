@@ -7,9 +7,7 @@ because each rank in ``plan.json`` names its group.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -18,10 +16,10 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
-from dljob.cluster import quantity
 from dljob.cluster.domains import Domain, Requirement
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.node_terms import MAX_TERMS, NodeRequirement
+from dljob.job.plan.pod_groups import PodGroup, ranks_by_group
 from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
 
@@ -43,40 +41,6 @@ MAX_AVOIDED = 200
 """Maximum number of nodes that the pods of a plan avoid."""
 
 
-@dataclass(frozen=True)
-class PodGroup:
-    """The pods of one group (``nodes`` pods of the plan on one type of device), which one StatefulSet runs.
-
-    ``cpu_m``: CPU request of a pod in thousandths of a CPU.
-    """
-
-    name: str
-    device: str
-    is_gpu: bool
-    nodes: int
-    ranks_per_node: int
-    cpu_m: int
-
-    @property
-    def cores(self) -> int:
-        """Return the number of threads that each rank starts: its whole CPUs of the pod's CPU request, at least 1."""
-        return max(1, self.cpu_m // (1000 * self.ranks_per_node))
-
-
-def threads(spec: DLJobSpec, group: PodGroup) -> int:
-    """Return the number of threads with which each rank of a group on CPUs computes, as ``dltrain.host.cgroup`` does.
-
-    It is the value of OMP_NUM_THREADS in the spec or else the rank's part of the lower of CPU request and CPU limit.
-    """
-    if (asked := spec.trainer.threads) is not None:
-        return asked
-    own = spec.resources
-    cpus = [float(quantity(each)) for each in (own.cpu, own.cpu_limit) if each]
-    if not own.cpu:
-        cpus.append(group.cpu_m / 1000)
-    return max(1, int(min(cpus) / group.ranks_per_node))
-
-
 class StoredPlan(BaseModel):
     """The accepted plan of a job: the trainer's plan, its status, and what the operator needs in addition.
 
@@ -92,6 +56,10 @@ class StoredPlan(BaseModel):
         Field(description="CPU request of one pod by node group, in thousandths of a CPU."),
     ]
     memory_nbytes: Annotated[int, Field(ge=1, le=MAX_AMOUNT, description="Main memory of the largest pod, in bytes.")]
+    memory_by_group: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]] | None,
+        Field(description="Main memory in bytes of a pod, by node group, where it is less than memory_nbytes."),
+    ] = None
     spec_digest: str
     spec: Annotated[
         dict[str, Any] | None,
@@ -226,9 +194,20 @@ class StoredPlan(BaseModel):
     def groups(self) -> tuple[PodGroup, ...]:
         """Return the groups of pods (one StatefulSet each) that run the plan's ranks, in rank order."""
         return tuple(
-            PodGroup(name, ranks[0].device, ranks[0].gpu, nodes, len(ranks) // nodes, self.cpu_m[name])
-            for name, ranks, nodes in _grouped(self.plan)
+            PodGroup(
+                name, ranks[0].device, ranks[0].gpu, nodes, len(ranks) // nodes, self.cpu_m[name], self.memory_of(name)
+            )
+            for name, ranks, nodes in ranks_by_group(self.plan)
         )
+
+    def memory_of(self, group: str) -> int:
+        """Return the memory request in bytes of each pod of a group, unless the spec sets it."""
+        return min(self.memory_nbytes, (self.memory_by_group or {}).get(group, self.memory_nbytes))
+
+    @property
+    def least_memory_nbytes(self) -> int:
+        """Return the memory request in bytes of the pods that request least."""
+        return min(group.memory_nbytes for group in self.groups)
 
     @property
     def nodes(self) -> int:
@@ -376,15 +355,8 @@ def _plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
             ranks=len(ranks),
             batch_per_rank=tuple(rank.share for rank in ranks),
         )
-        for name, ranks, nodes in _grouped(plan)
+        for name, ranks, nodes in ranks_by_group(plan)
     )
-
-
-def _grouped(plan: dlcontract.Plan) -> Iterator[tuple[str, list[dlcontract.Rank], int]]:
-    """Yield the name, the ranks and the number of nodes of each group of the plan, in rank order."""
-    for name, group in groupby(plan.ranks, lambda rank: rank.group):
-        ranks = list(group)
-        yield name, ranks, len({rank.pod for rank in ranks})
 
 
 def spec_digest(spec: DLJobSpec) -> str:

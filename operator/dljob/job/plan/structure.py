@@ -6,7 +6,8 @@ from dljob.api.script_profile import ObservedStructure, ObservedWork
 from dljob.calibrate.memory import MemoryPoint
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
-from dljob.job.plan.stored import StoredPlan, threads
+from dljob.job.plan.pod_groups import threads
+from dljob.job.plan.stored import StoredPlan
 
 MAX_PER_SAMPLE = 1e18
 """Largest number of operations or bytes of a sample. A report with more is not used."""
@@ -56,12 +57,13 @@ def observed_memory(
     plan, record = accepted.plan, accepted.failures or FailureRecord()
     if not spec.trainer.command or plan.splits_model:
         return None
-    limit = int(quantity(spec.resources.memory)) if spec.resources.memory else accepted.memory_nbytes
     of_plan = report if report is not None and report.plan_number == plan.number else None
     seen = of_plan.pod_memory if of_plan is not None else None
-    if seen is not None and seen.peak_nbytes > limit + MAX_ROUNDING:
-        seen = None
     ranks = [rank for rank in plan.ranks if rank.pod == (seen.pod if seen is not None else plan.ranks[0].pod)]
+    planned = accepted.memory_of(ranks[0].group) if ranks else accepted.memory_nbytes
+    limit = int(quantity(spec.resources.memory)) if spec.resources.memory else planned
+    if seen is not None and seen.peak_nbytes > limit + MAX_ROUNDING:
+        seen, ranks = None, [rank for rank in plan.ranks if rank.pod == plan.ranks[0].pod]
     complete = of_plan is not None and of_plan.phase is RunPhase.SUCCEEDED
     peak = seen.peak_nbytes if seen is not None else None
     enough, tight = None, None

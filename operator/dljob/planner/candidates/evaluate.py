@@ -321,6 +321,7 @@ def _prediction(
 ) -> Prediction:
     step_s = timing.step_s
     held = [(p, ceil(max(s) / p.option.micro_batches)) for p, s in zip(parts, shares, strict=True)]  # in a micro-batch
+    pods = tuple(_pod_nbytes(p, s, workload) for p, s in zip(parts, shares, strict=True))
     first_s = max(p.option.fetching.first_s(b) for p, b in held)
     at_work = [(p.option, max(s)) for p, s in zip(parts, shares, strict=True)]
     evaluating_s = evaluations_s(request, workload, [(o.computing, o.cores, b, o.micro_batches) for o, b in at_work])
@@ -347,7 +348,8 @@ def _prediction(
         bottleneck=bottleneck,
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         basis=basis_of([p.option for p in parts]),
-        host_memory_nbytes=max(_pod_nbytes(p, s, workload) for p, s in zip(parts, shares, strict=True)),
+        host_memory_nbytes=max(pods),
+        pods_nbytes=pods if len(pods) > 1 else (),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),

@@ -45,21 +45,18 @@ def too_little_space(parts: Sequence[tuple[int, int, int | None]], request: Requ
 
 
 def too_little_memory(groups: Sequence[tuple[Option, int, int]], request: Request) -> str | None:
-    """Return a text that says that the pods of some groups do not fit on their nodes; None if all fit.
+    """Return a text that says that the pods of a group do not fit on their nodes; None if all fit.
 
-    All pods of a plan request the memory of the largest one. ``groups``: (option, number of nodes, main memory in bytes
-    that a pod needs) of each group of nodes.
+    ``groups``: (option, number of nodes, main memory in bytes that a pod needs) of each group of nodes.
     """
     if request.memory_per_pod_nbytes is not None:
         return None
-    largest, _, needed = max(groups, key=lambda group: group[2])
-    for option, nodes, _ in groups:
+    for option, nodes, needed in groups:
         layout = Layout(option.ranks_per_node, option.cores, option.machine_nodes)
         free = sorted(nodes_with_room(option.pool, layout, request), reverse=True)[:nodes]
         if free and needed > free[-1]:
-            why = f"as those on {largest.label} need" if option is not largest else "with their data-loading processes"
             return (
-                f"does not fit: all pods request {gibibytes(needed)} of main memory, {why}, but "
-                f"{gibibytes(free[-1])} are free on {option.label}"
+                f"does not fit: a pod on {option.label} requests {gibibytes(needed)} of main memory, with its "
+                f"data-loading processes, but {gibibytes(free[-1])} are free"
             )
     return None

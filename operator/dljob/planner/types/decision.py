@@ -44,6 +44,8 @@ class Prediction:
     basis: Basis
     host_memory_nbytes: int = 0
     """Main memory in bytes of the pod that needs the most, with all its ranks. Its container should request it."""
+    pods_nbytes: tuple[int, ...] = ()
+    """Main memory in bytes of a pod of each group, in the order of the groups. Empty: the same for all pods."""
     efficiency: float = 1.0
     """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
@@ -124,6 +126,11 @@ class Choice:
         The ranks are then equal, all of them are needed, and profiles do not learn from the run.
         """
         return self.splits_model or self.strategy == "Sharded"
+
+    @property
+    def pods_nbytes(self) -> tuple[int, ...]:
+        """Return the main memory in bytes that a pod of each group requests, in the order of the groups."""
+        return self.prediction.pods_nbytes or (self.prediction.host_memory_nbytes,) * len(self.groups)
 
 
 @dataclass(frozen=True)

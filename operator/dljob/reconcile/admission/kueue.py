@@ -220,7 +220,8 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) 
     update: dict[str, object] = {"admission": found.admission}
     if parsed.within is not None and parsed.accepted is not None:  # Its pods request what they asked Kueue for.
         asked = parsed.accepted
-        update |= {"cpu_m": asked.cpu_m, "memory_nbytes": asked.memory_nbytes, "least_nodes": asked.least_nodes}
+        update |= {"cpu_m": asked.cpu_m, "least_nodes": asked.least_nodes}
+        update |= {"memory_nbytes": asked.memory_nbytes, "memory_by_group": asked.memory_by_group}
     return planned.model_copy(update=update)
 
 
@@ -233,11 +234,13 @@ def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
     """
     asked = parsed.accepted
     assert asked is not None and parsed.spec is not None
-    if parsed.spec.resources.memory or planned.memory_nbytes <= asked.memory_nbytes:
+    more = [each for each in planned.groups if each.memory_nbytes > asked.memory_of(each.name)]
+    if parsed.spec.resources.memory or not more:
         return None
     return (
-        f"the plan for {planned.nodes} nodes needs {planned.memory_nbytes} bytes of memory per pod; expected at most "
-        f"{asked.memory_nbytes} bytes, which Kueue has admitted. Raise spec.nodes.min, or set spec.resources.memory"
+        f"the plan for {planned.nodes} nodes needs {more[0].memory_nbytes} bytes of memory per pod; expected at most "
+        f"{asked.memory_of(more[0].name)} bytes, which Kueue has admitted. Raise spec.nodes.min, or set "
+        "spec.resources.memory"
     )
 
 

@@ -44,10 +44,11 @@ def counted(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
         record = record.model_copy(update={"killed": (*record.killed, key)[-MAX_EVICTED:]})
         text = f"pod {pod.name} ended, because it reached its memory limit"
         if counts:
-            record = _with(record, accepted, text)
+            record = _with(record, accepted, text, pod.name)
             more = {"pod_kills": record.pod_kills + 1, "killed_at": pod.memory_killed_at[:64]}
             record = record.model_copy(update=more)
-        draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({_amount(parsed, accepted)})"[:MAX_MESSAGE]))
+        given = _amount(parsed, _memory_of(accepted, pod.name))
+        draft.events.append(Event("Warning", "PodOutOfMemory", f"{text} ({given})"[:MAX_MESSAGE]))
     if (report := parsed.report) is not None and report.plan_number == accepted.plan.number:
         record = _of_ranks(report, accepted, record)
     if (record.memory_digest, record.memory_kills) != (known.memory_digest, known.memory_kills):
@@ -127,12 +128,13 @@ def _of_ranks(report: Report, accepted: StoredPlan, record: FailureRecord) -> Fa
         where = "a rank"
     elif failure.exit_code != SIGKILLED:  # A rank that reports by itself that a GPU lacks memory.
         return record
-    return _with(record, accepted, f"{where} ended at the memory limit of its pod")
+    return _with(record, accepted, f"{where} ended at the memory limit of its pod", failure.host or "")
 
 
-def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureRecord:
-    """Return the record with one more end at the memory limit, for which ``text`` says what happened."""
+def _with(record: FailureRecord, accepted: StoredPlan, text: str, pod: str) -> FailureRecord:
+    """Return the record with one more end at the memory limit in a pod, for which ``text`` says what happened."""
     changes: dict[str, object] = {"memory_kill": text[:2048], "memory_digest": computation_digest(accepted.spec)}
+    changes["killed_nbytes"] = _memory_of(accepted, pod)
     if not record.counts_memory_of(accepted.spec):
         changes |= {"pod_kills": 0, "memory_answered": 0, "memory_nbytes": 0, "memory_exceeded_nbytes": 0}
         changes["memory_kills"] = 1
@@ -141,9 +143,15 @@ def _with(record: FailureRecord, accepted: StoredPlan, text: str) -> FailureReco
     return record.model_copy(update=changes)
 
 
-def _amount(parsed: ParsedJob, accepted: StoredPlan) -> str:
+def _memory_of(accepted: StoredPlan, pod: str) -> int:
+    """Return the memory request in bytes of a pod of the plan; that of the largest pods for an unknown name."""
+    group = next((rank.group for rank in accepted.plan.ranks if rank.pod == pod), "")
+    return accepted.memory_of(group)
+
+
+def _amount(parsed: ParsedJob, planned_nbytes: int) -> str:
     asked = parsed.spec.resources.memory if parsed.spec is not None else None
-    return f"spec.resources.memory: {asked}" if asked else f"{gibibytes(accepted.memory_nbytes)}, as planned"
+    return f"spec.resources.memory: {asked}" if asked else f"{gibibytes(planned_nbytes)}, as planned"
 
 
 def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: FailureRecord) -> None:
@@ -155,7 +163,8 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
             text = "no pod has reached its memory limit since the spec changed"
             draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
         return
-    text = f"{record.memory_kill} ({_amount(parsed, accepted)}). Number of such ends: {record.memory_kills}"
+    given = _amount(parsed, record.killed_nbytes or accepted.memory_nbytes)
+    text = f"{record.memory_kill} ({given}). Number of such ends: {record.memory_kills}"
     if parsed.spec.resources.memory:
         remedy = "Set a larger spec.resources.memory, or remove the field, so that the operator raises the memory"
         draft.verdicts.append(Verdict(CONDITION, TRUE, "MemoryTooSmall", f"{text}. {remedy}"))
@@ -193,7 +202,8 @@ def at_end(parsed: ParsedJob, draft: Draft) -> None:
     shown = next((each for each in draft.verdicts if (each.type, each.reason) == (CONDITION, "Raising")), None)
     if shown is None or parsed.spec is None or parsed.accepted is None or parsed.accepted.failures is None:
         return
-    record, text = parsed.accepted.failures, f"({_amount(parsed, parsed.accepted)}), and the job ended"
+    record = parsed.accepted.failures
+    text = f"({_amount(parsed, record.killed_nbytes or parsed.accepted.memory_nbytes)}), and the job ended"
     remedy = "For the next such job, set spec.resources.memory to more"
     if parsed.spec.trainer.command and any(each.type == "Failed" for each in draft.verdicts):
         remedy = "The next job of this script in this namespace begins with more"
@@ -218,9 +228,10 @@ def ending(parsed: ParsedJob) -> Verdict | None:
     if record.pod_kills + others <= limit:
         return None
     more = f" and {others} other failures" if others else ""
+    given = _amount(parsed, record.killed_nbytes or accepted.memory_nbytes)
     text = (
-        f"pods ended {record.pod_kills} times, because they reached their memory limit ({_amount(parsed, accepted)})"
-        f"{more}, and spec.runPolicy.backoffLimit is {limit}; last: {record.memory_kill}. Set a larger "
+        f"pods ended {record.pod_kills} times, because they reached their memory limit ({given}){more}, "
+        f"and spec.runPolicy.backoffLimit is {limit}; last: {record.memory_kill}. Set a larger "
         "spec.resources.memory, or lower the batch size"
     )
     return Verdict("Failed", TRUE, reasons.OUT_OF_MEMORY, text)

@@ -1,34 +1,32 @@
 """Make the plan of a job from its spec and the cluster, or find the reason why no plan is possible."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from math import ceil
 
 from dlcontract import Plan
 from dljob import kueue
 from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.api.spec.spec import DLJobSpec
-from dljob.cluster import ClusterView, Node
+from dljob.cluster import ClusterView
 from dljob.cluster.energy import HOUR_S
 from dljob.job.defaults import applied_site, site_of
 from dljob.job.observed import SetSeen
-from dljob.job.plan.grace import too_short
+from dljob.job.plan.grace import assumed_bandwidth, too_short
 from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
-from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
-from dljob.planner.candidates.pools import allowed, room_cpu, usable
+from dljob.planner.candidates.pools import allowed, usable
 from dljob.planner.plan import plan
 from dljob.planner.types.texts import duration, gibibytes
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
+from dljob.reconcile.planning.pod_requests import cpu_m, pod_memory
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec import one_node
 from dljob.render import Names, RenderConfig, gang
@@ -138,8 +136,8 @@ def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: Stor
     if isinstance(fewest, Infeasible) or fewest.cpu_m.keys() != found.cpu_m.keys():
         return found
     memory_nbytes = max(found.memory_nbytes, fewest.memory_nbytes)
-    cpu_m = {name: max(value, fewest.cpu_m[name]) for name, value in found.cpu_m.items()}
-    return found.model_copy(update={"memory_nbytes": memory_nbytes, "cpu_m": cpu_m, "least_nodes": least})
+    cpus_m = {name: max(value, fewest.cpu_m[name]) for name, value in found.cpu_m.items()}
+    return found.model_copy(update={"memory_nbytes": memory_nbytes, "cpu_m": cpus_m, "least_nodes": least})
 
 
 def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
@@ -220,16 +218,15 @@ def _attempt(
     assumed = assumed_bandwidth(spec, decision.checkpoint_s, measured_s)
     short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
     only = one_node.why(parsed.one_node_claim) if parsed.one_node_claim and parsed.within is None else None
-    prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
+    nodes = usable(request, decision.domain.within(view))
+    memory_nbytes, memory_by_group = pod_memory(decision.chosen, request.memory_least_nbytes)
     prices = applied_site(parsed.defaults, (group.device for group in decision.chosen.groups))
     found = StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
-        cpu_m={group.name: _cpu_m(group, nodes, request) for group in decision.chosen.groups},
-        memory_nbytes=max(
-            request.memory_least_nbytes,
-            prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
-        ),
+        cpu_m={group.name: cpu_m(group, nodes, request) for group in decision.chosen.groups},
+        memory_nbytes=memory_nbytes,
+        memory_by_group=memory_by_group or None,
         spec_digest=parsed.digest,
         spec=planned_fields(parsed.own_spec),
         resizes=0,
@@ -325,20 +322,6 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
             )
             return Infeasible("CheckpointContradicted", field, text)
     return None
-
-
-def _cpu_m(group: Group, nodes: Iterable[Node], request: Request) -> int:
-    """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
-
-    The request is that of the spec or, if unset, what the plan needs, but at most ``room_cpu`` of a planned node. A
-    rank starts a thread for each whole CPU of its part.
-    """
-    if request.cpu_per_pod:
-        return max(1, ceil(1000 * request.cpu_per_pod))
-    free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
-    room = min((room_cpu(node.cpu, node.free_cpu) for node in free[: group.nodes]), default=0.0)
-    needed_m = ceil(100 * group.cpu_per_pod) * 10
-    return max(50, min(needed_m, int(100 * room) * 10))
 
 
 def _fitting(job: str, decision: Decision) -> Decision:

@@ -46,12 +46,12 @@ def with_running_requests(parsed: ParsedJob, found: StoredPlan) -> StoredPlan:
         return found
     if not _same_training(current, found) or before.resources != parsed.spec.resources:
         return found
-    more_memory = max(parsed.memory_to_try, default=0) > current.memory_nbytes
+    more_memory = max(parsed.memory_to_try, default=0) > current.least_memory_nbytes
     if more_memory or current.cpu_m.keys() != found.cpu_m.keys():
         return found
     domain = current.domain if _same_but_for_volumes(current, found, parsed.volumes) else found.domain
-    update = {"cpu_m": current.cpu_m, "memory_nbytes": current.memory_nbytes, "domain": domain}
-    return found.model_copy(update=update)
+    memory = {"memory_nbytes": current.memory_nbytes, "memory_by_group": current.memory_by_group}
+    return found.model_copy(update={"cpu_m": current.cpu_m, "domain": domain, **memory})
 
 
 def _same_but_for_volumes(current: StoredPlan, found: StoredPlan, volumes: Sequence[VolumeLimit]) -> bool:

@@ -149,7 +149,7 @@ def test_job_stays_if_no_node_has_more_memory() -> None:
     desired = step(observed)
     assert verdict(desired, "MemoryExceeded") == ("True", "CannotRaise") and not desired.scales
     message = condition_of(desired, "MemoryExceeded").message
-    assert "no plan gives pods at least" in message and "GiB of memory are free" in message
+    assert "no plan gives pods at least" in message and "of memory, but a pod needs" in message
     observed = after(observed, desired)
     assert not needs_view(observed), "it is planned once for each end"
     assert condition_of(step(observed), "MemoryExceeded").message == message
