@@ -14,6 +14,8 @@ from dljob.planner.placement import explanation
 from dljob.planner.types.texts import duration, gibibytes, grams, joules, plain
 
 BAR = 30
+UNLIKE = 1.1
+"""Ratio of the memory of pods of two groups above which the amount of each group is shown, and not only the largest."""
 BASIS = {
     "catalogue": "data sheets; later plans use the measurements of the first run",
     "probe": "measured hardware (dljob probe); later plans use the measurements of the first run",
@@ -159,7 +161,7 @@ def _of_pod(found: Decision) -> str:
     """Return the text about the memory of a pod, and where it comes from if earlier runs have shown it."""
     why = f" ({found.memory_text})" if found.memory_text else ""
     amounts = found.chosen.pods_nbytes
-    if len(set(amounts)) > 1:
+    if max(amounts) > UNLIKE * min(amounts):
         groups = zip(found.chosen.groups, amounts, strict=True)
         return ", ".join(f"{gibibytes(nbytes)} per pod on {group.device}" for group, nbytes in groups) + why
     return f"{gibibytes(found.chosen.prediction.host_memory_nbytes)} per pod{why}"
