@@ -162,7 +162,7 @@ def with_assumed_memory(request: Request, decision: Decision, view: ClusterView)
         each = ASSUMED_GPU_NBYTES if group.is_gpu else ASSUMED_NBYTES
         room = min(free[: group.nodes], default=0)
         least = max(least, min(AGENT_NBYTES + group.ranks_per_node * each, int(MAX_NODE_SHARE * room)))
-        most = min(most, room)  # All pods request the same memory.
+        most = min(most, room)  # The assumption is the same for all pods.
     return with_pod_memory(decision, min(least, most))
 
 

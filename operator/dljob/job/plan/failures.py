@@ -127,6 +127,13 @@ class FailureRecord(FailureAllowance):
         """
         return self.memory_kills > 0 and self.memory_digest == computation_digest(planned)
 
+    def exceeded_nbytes(self, present_nbytes: int) -> int:
+        """Return the memory request in bytes of the pod that reached its limit last.
+
+        ``present_nbytes``: that of the largest pods of the present plan, for a record of an earlier release.
+        """
+        return self.killed_nbytes or present_nbytes
+
     def memory_to_try(
         self, planned: Mapping[str, Any] | None, present_nbytes: int, *, changed: bool = False
     ) -> tuple[int, ...]:
@@ -141,7 +148,7 @@ class FailureRecord(FailureAllowance):
         if not self.counts_memory_of(planned):
             return ()
         if self.memory_kills > self.memory_answered:
-            exceeded = self.killed_nbytes or present_nbytes
+            exceeded = self.exceeded_nbytes(present_nbytes)
             more = tuple(max(self.memory_nbytes, int(factor * exceeded)) for factor in MORE_MEMORY)
             return (*more, self.memory_nbytes) if changed else more
         return (self.memory_nbytes,) if self.memory_nbytes else ()

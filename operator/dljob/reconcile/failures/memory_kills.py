@@ -163,7 +163,7 @@ def _explain(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, record: Fail
             text = "no pod has reached its memory limit since the spec changed"
             draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
         return
-    given = _amount(parsed, record.killed_nbytes or accepted.memory_nbytes)
+    given = _amount(parsed, record.exceeded_nbytes(accepted.memory_nbytes))
     text = f"{record.memory_kill} ({given}). Number of such ends: {record.memory_kills}"
     if parsed.spec.resources.memory:
         remedy = "Set a larger spec.resources.memory, or remove the field, so that the operator raises the memory"
@@ -203,7 +203,7 @@ def at_end(parsed: ParsedJob, draft: Draft) -> None:
     if shown is None or parsed.spec is None or parsed.accepted is None or parsed.accepted.failures is None:
         return
     record = parsed.accepted.failures
-    text = f"({_amount(parsed, record.killed_nbytes or parsed.accepted.memory_nbytes)}), and the job ended"
+    text = f"({_amount(parsed, record.exceeded_nbytes(parsed.accepted.memory_nbytes))}), and the job ended"
     remedy = "For the next such job, set spec.resources.memory to more"
     if parsed.spec.trainer.command and any(each.type == "Failed" for each in draft.verdicts):
         remedy = "The next job of this script in this namespace begins with more"
@@ -228,7 +228,7 @@ def ending(parsed: ParsedJob) -> Verdict | None:
     if record.pod_kills + others <= limit:
         return None
     more = f" and {others} other failures" if others else ""
-    given = _amount(parsed, record.killed_nbytes or accepted.memory_nbytes)
+    given = _amount(parsed, record.exceeded_nbytes(accepted.memory_nbytes))
     text = (
         f"pods ended {record.pod_kills} times, because they reached their memory limit ({given}){more}, "
         f"and spec.runPolicy.backoffLimit is {limit}; last: {record.memory_kill}. Set a larger "

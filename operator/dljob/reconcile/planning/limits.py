@@ -265,8 +265,8 @@ def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
         low = max(low, -(-1000 * limit // least.ratio["cpu"]))
     if not spec.resources.cpu and (low or high < 2**62):
         changed["cpu_m"] = {name: max(1, low, min(value, high)) for name, value in found.cpu_m.items()}
-    if not spec.resources.memory and found.least_memory_nbytes * 1000 < (most := least.least.get("memory", 0)):
-        low = -(-most // 1000)
+    if not spec.resources.memory and found.least_memory_nbytes * 1000 < (low_m := least.least.get("memory", 0)):
+        low = -(-low_m // 1000)
         changed["memory_nbytes"] = max(low, found.memory_nbytes)
         if found.memory_by_group:
             changed["memory_by_group"] = {name: max(low, nbytes) for name, nbytes in found.memory_by_group.items()}

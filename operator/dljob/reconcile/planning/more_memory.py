@@ -39,11 +39,11 @@ def raise_memory(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> Store
     if accepted is None or accepted.failures is None or not undecided(parsed) or not make_plan.ready(parsed):
         return None
     record, found = accepted.failures, make_plan.decide(parsed, config)
-    killed_nbytes = _killed_nbytes(record, accepted)
-    if isinstance(found, Infeasible) or found.new_nodes or found.least_memory_nbytes <= killed_nbytes:
+    exceeded_nbytes = record.exceeded_nbytes(accepted.memory_nbytes)
+    if isinstance(found, Infeasible) or found.new_nodes or found.least_memory_nbytes <= exceeded_nbytes:
         return _kept(parsed, draft, accepted, record, found)
     text = (
-        f"{record.memory_kill} ({gibibytes(killed_nbytes)}); pods stop, and start again with "
+        f"{record.memory_kill} ({gibibytes(exceeded_nbytes)}); pods stop, and start again with "
         f"{gibibytes(found.least_memory_nbytes)}{' or more' if found.memory_by_group else ''}"
     )
     _replace(draft, Verdict(CONDITION, TRUE, "Raising", text))
@@ -69,8 +69,8 @@ def _kept(
     """Return the present plan with a record that the operator has looked for more memory. Add MemoryExceeded."""
     why = f"{found.field}: {found.message}" if isinstance(found, Infeasible) else "no node has more free memory"
     text = (
-        f"{record.memory_kill} ({gibibytes(_killed_nbytes(record, accepted))}), and no plan gives pods at least "
-        f"{gibibytes(parsed.memory_to_try[-1])}: {why}. Lower the batch size, or add nodes with more memory"
+        f"{record.memory_kill} ({gibibytes(record.exceeded_nbytes(accepted.memory_nbytes))}), and no plan gives pods "
+        f"at least {gibibytes(parsed.memory_to_try[-1])}: {why}. Lower the batch size, or add nodes with more memory"
     )
     _replace(draft, Verdict(CONDITION, TRUE, "CannotRaise", text))
     return accepted.with_failures(_answered(record))
@@ -86,18 +86,13 @@ def replacing(accepted: StoredPlan | None, found: StoredPlan) -> StoredPlan:
     if accepted.spec_digest == found.spec_digest:
         counts = {"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1}
         found = found.model_copy(update=counts)
-    elif found.least_memory_nbytes <= _killed_nbytes(record, accepted):
+    elif found.least_memory_nbytes <= record.exceeded_nbytes(accepted.memory_nbytes):
         return found.with_failures(_answered(record))  # No node has more for the changed spec.
     raised = {
         "memory_nbytes": found.least_memory_nbytes,
-        "memory_exceeded_nbytes": _killed_nbytes(record, accepted),
+        "memory_exceeded_nbytes": record.exceeded_nbytes(accepted.memory_nbytes),
     }
     return found.with_failures(_answered(record, raised))
-
-
-def _killed_nbytes(record: FailureRecord, accepted: StoredPlan) -> int:
-    """Return the memory request in bytes of the pod that reached its limit last."""
-    return record.killed_nbytes or accepted.memory_nbytes
 
 
 def _answered(record: FailureRecord, raised: Mapping[str, int] = MappingProxyType({})) -> FailureRecord:
