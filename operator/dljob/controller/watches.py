@@ -125,7 +125,7 @@ class Watches:
         self._silence_s, self._events = silence_s, UnprocessedEvents(namespaces)
         self._rereader = Rereader(cache, api, self._put, self._changed)
         self.session = session(
-            bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received)
+            bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received, silence_s)
         )
         """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
@@ -261,8 +261,8 @@ class Watches:
         return False
 
     @staticmethod
-    def settings(silence_s: float = SILENCE_S) -> kopf.OperatorSettings:
-        """Return settings for kopf. ``silence_s``: seconds without an event after which it opens the watch again.
+    def settings() -> kopf.OperatorSettings:
+        """Return settings for kopf.
 
         With them, kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time
         of each request.
@@ -276,7 +276,7 @@ class Watches:
         settings.networking.connect_timeout = 10
         settings.networking.request_timeout = 60
         settings.process.ultimate_exiting_timeout = 20
-        settings.watching.inactivity_timeout = silence_s
+        settings.watching.inactivity_timeout = 86_400  # ``bounded_responses`` ends silent watches.
         settings.watching.chunk_size = PAGE
         settings.persistence.diffbase_storage = _NoDiffs()
         return settings
@@ -295,7 +295,7 @@ class Watches:
         kopf.on.cleanup(id="end", registry=self.registry)(cleanup)
         await kopf.operator(
             registry=self.registry,
-            settings=self.settings(self._silence_s),
+            settings=self.settings(),
             # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
             identity=peering.Identity(identity),
             clusterwide=not self._namespaces,

@@ -19,7 +19,11 @@ Received = Callable[[Mapping[str, Any]], None]
 
 
 def bounded_responses(
-    asked: Callable[[], None], active: Callable[[], None], listed: Listed, received: Received
+    asked: Callable[[], None],
+    active: Callable[[], None],
+    listed: Listed,
+    received: Received,
+    silence_s: float,
 ) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for an aiohttp session with which kopf lists and watches DLJobs.
 
@@ -27,7 +31,7 @@ def bounded_responses(
     called for each event, bookmark and page of a list, to show that the watch works. It is not called when a watch
     begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last page of each
     list, with the list's namespace, uids and resourceVersion. ``received`` is called for each object that kopf
-    receives.
+    receives. A watch that sends nothing for ``silence_s`` seconds raises TimeoutError, and kopf opens it again.
     """
     uids: dict[str | None, list[str]] = {}
 
@@ -37,9 +41,13 @@ def bounded_responses(
             asked()
 
         async def start(self, connection: Any) -> "BoundedResponse":
-            await super().start(connection)
-            if self.status == 200 and "watch" in self.url.query:
-                self.content = _BoundedLines(self.content, active, received)  # type: ignore[assignment]
+            if "watch" not in self.url.query:
+                await super().start(connection)
+                return self
+            async with asyncio.timeout(silence_s):
+                await super().start(connection)
+            if self.status == 200:
+                self.content = _BoundedLines(self.content, active, received, silence_s)  # type: ignore[assignment]
             return self
 
         async def json(self, **_: Any) -> Any:
@@ -73,14 +81,26 @@ def bounded_responses(
 class _BoundedLines:
     """The response body of a watch, in whole lines. ``bounded_event`` replaces objects that are too large."""
 
-    def __init__(self, content: aiohttp.StreamReader, active: Callable[[], None], received: Received) -> None:
-        self._content, self._active, self._received = content, active, received
+    def __init__(
+        self, content: aiohttp.StreamReader, active: Callable[[], None], received: Received, silence_s: float
+    ) -> None:
+        self._content, self._active, self._received, self._silence_s = content, active, received, silence_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        async for line in lines(self._content):
+        """Yield lines. Raise TimeoutError after a silence.
+
+        Only the wait for a line is limited. kopf's own limit goes on while kopf handles an event, and cancels kopf's
+        task for the watch then, which ends it for good.
+        """
+        following = lines(self._content)
+        while True:
+            async with asyncio.timeout(self._silence_s):
+                line = await anext(following, None)
+            if line is None:
+                return
             self._active()
             safe = bounded_event(line)
             with suppress(ValueError):  # kopf says what is wrong with a line that is not JSON.

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from kopf._cogs.aiokits.aiotasks import Scheduler
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
@@ -297,6 +298,38 @@ def test_a_job_that_kopf_does_not_process_does_not_hold_up_the_start(monkeypatch
         await until(lambda: {job.name for job in world.cache.jobs()} == {"digits", "other"})
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
+    watching(body, kopf=True)
+
+
+def test_watch_of_jobs_goes_on_if_kopf_handles_an_event_for_longer_than_the_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: the limit of a silence ended kopf's task for the watch if the task did not wait for an event then.
+
+    On a busy machine, a short wait for a lock is enough.
+    """
+    spawn, busy, ended = Scheduler.spawn, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **others: Any) -> None:
+        if busy.is_set():
+            try:
+                await asyncio.sleep(3 * SILENCE_S)
+            finally:
+                ended.set()
+        await spawn(*args, **others)
+
+    async def body(world: World) -> None:
+        server = world.server
+        server.put(DLJOB, named(DLJOB, "first"))
+        await until(lambda: world.cache.job(("team-a", "first")) and server.watched(DLJOB))
+        busy.set()
+        server.put(DLJOB, named(DLJOB, "second"))
+        await ended.wait()
+        busy.clear()
+        await until(lambda: world.cache.job(("team-a", "second")))
+        assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
+
+    monkeypatch.setattr(Scheduler, "spawn", slow)
     watching(body, kopf=True)
 
 

@@ -84,21 +84,27 @@ class KubeApi:
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the watch events of the ConfigMap ``name`` that follow its version ``resource_version``.
 
-        The iteration ends when the server closes the watch, after at most about 5 minutes.
+        The iteration ends when the server closes the watch, after at most about 5 minutes. Only the waits for the
+        server are limited: a limit on the whole iteration could cancel the caller while it handles an event.
         """
+        end_s = asyncio.get_running_loop().time() + _WATCH_S + _TIMEOUT_S
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
         query += f"&timeoutSeconds={_WATCH_S}"
         reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
         try:
-            status, chunked = await _head(reader)
-            if status != 200:
-                raise ApiError.of(status, await reader.read(65536))
-            pending = b""
-            async with asyncio.timeout(_WATCH_S + _TIMEOUT_S):
-                async for part in _body(reader, chunked):
-                    *lines, pending = (pending + part).split(b"\n")
-                    for line in lines:
-                        yield json.loads(line)
+            async with asyncio.timeout_at(end_s):
+                status, chunked = await _head(reader)
+                if status != 200:
+                    raise ApiError.of(status, await reader.read(65536))
+            parts, pending = _body(reader, chunked), b""
+            while True:
+                async with asyncio.timeout_at(end_s):
+                    part = await anext(parts, None)
+                if part is None:
+                    return
+                *lines, pending = (pending + part).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
         finally:
             writer.transport.abort()  # A regular TLS shutdown could outlast the event loop.
 
