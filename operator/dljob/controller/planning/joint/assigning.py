@@ -17,7 +17,7 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized
-from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
+from dljob.controller.planning.joint.forecasting import Seen, costs, held_by, moved, planned_devices
 from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, gpu_types, has_part, shape_of
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
@@ -70,8 +70,8 @@ class Assigning:
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
         """The options of the jobs in the last assignment."""
-        self._seen: dict[JobKey, tuple[Known, int]] = {}
-        """The options and the priority of the jobs in earlier assignments."""
+        self._seen: dict[JobKey, Seen] = {}
+        """The jobs in earlier assignments."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, Order] = {}
         self._resting: dict[JobKey, Resting] = {}
@@ -159,8 +159,12 @@ class Assigning:
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
         if share is None or share.part is None or moving or self._queue.holds_devices(key):
             return None
-        others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key, (None, -inf))[1]
-        first = sorted(other for other in others if self._seen.get(other, (None, inf))[1] >= own)
+        others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key)
+        first = sorted(
+            other
+            for other in others
+            if own is None or (seen := self._seen.get(other)) is None or seen.priority >= own.priority
+        )
         return left_for(view, tuple(self._shares[other].part for other in first))
 
     async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool = True) -> bool:
@@ -227,9 +231,8 @@ class Assigning:
             options = self._left(key, known.options, running=key in running)
             if seen is None or not options:
                 continue
-            job = self._joint_job(key, self._priority(question), known, options)
-            due_s = self._due_s(key, question, known, running=key in running)
-            job = replace(job, due_s=due_s, preempts=self._queue.preempts(question))
+            job = self._joint_job(key, self._as_seen(question, known), options)
+            job = replace(job, due_s=self._due_s(key, question, known, running=key in running))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key in running:
@@ -243,20 +246,22 @@ class Assigning:
         first_s = max(0.0, self._due_in_s(waiting))
         return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys), first_s)
 
-    def _joint_job(self, key: JobKey, priority: int, known: Known, options: tuple[Option, ...]) -> JointJob:
-        weight = self._queue.policy.weight(key[0])
-        return JointJob(key, priority, options, known.spread, first_part=known.first_part, weight=weight)
+    def _as_seen(self, question: ParsedJob, known: Known) -> Seen:
+        return Seen(known, self._priority(question), self._queue.preempts(question))
+
+    def _joint_job(self, key: JobKey, job: Seen, options: tuple[Option, ...]) -> JointJob:
+        return job.joint(key, options, self._queue.policy.weight(key[0]))
 
     def _recent(self) -> list[RecentJoint]:
         """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
         found, now = [], self._now()
-        for key, (known, priority) in list(self._seen.items()):
+        for key, seen in list(self._seen.items()):
             job = self._cache.job(key)
             age_s = (now - job.created).total_seconds() if job is not None else WINDOW_S
             if age_s >= WINDOW_S:
                 del self._seen[key]
             elif age_s >= 0:
-                found.append(RecentJoint(age_s, self._joint_job(key, priority, known, known.options)))
+                found.append(RecentJoint(age_s, self._joint_job(key, seen, seen.known.options)))
         return found
 
     def _endings(self, taking_part: set[JobKey]) -> list[Ending]:
@@ -298,7 +303,7 @@ class Assigning:
                 jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s, preempts))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
-        self._seen.update((key, (known[key], self._priority(question))) for key, question in everyone)
+        self._seen.update((key, self._as_seen(question, known[key])) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
         free = free_devices(view)

@@ -1,18 +1,41 @@
 """The jobs of a joint assignment as a forecast sees them: what they hold, how long they rest, and what moves cost."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dljob.api import DLJobStatus
+from dljob.controller.planning.joint.options import Known
 from dljob.job.remaining import RESTART_S
 from dljob.job.reservation import PlannedPods
+from dljob.kube import JobKey
 from dljob.reconcile.planning.resize import CONDITION
 from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.joint_simulation import Costs, JointJob
 from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.status import find
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job in an assignment. ``preempts``: running jobs of a lower priority may stop for it."""
+
+    known: Known
+    priority: int
+    preempts: bool
+
+    def joint(self, key: JobKey, options: tuple[Option, ...], weight: float) -> JointJob:
+        """Return the job with these options. ``weight``: that of its namespace."""
+        return JointJob(
+            key,
+            self.priority,
+            options,
+            self.known.spread,
+            first_part=self.known.first_part,
+            weight=weight,
+            preempts=self.preempts,
+        )
 
 
 def costs(start_s: float) -> Costs:

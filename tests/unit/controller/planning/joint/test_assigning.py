@@ -1,5 +1,7 @@
 """Tests of queue.assignment: Together: devices go to the jobs that gain most, and running jobs give up some of them."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from dljob.cluster import ClusterView
@@ -347,6 +349,19 @@ def test_forecast_knows_the_part_of_a_job_that_moves() -> None:
         assert (outlook.start - operator.now).total_seconds() < 60.0
 
     together({"n1": T4}, body, gpus=4)
+
+
+@pytest.mark.parametrize("preempts", [True, False])
+def test_forecast_expects_jobs_that_preempt_as_recent_ones_did(preempts: bool) -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        operator.now = cluster.now = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+        cluster.priority_class("usual", 0, default=True)
+        await one_behind_another(cluster, operator, 45.0)
+        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0)
+        assert queue is not None and len(queue.recent) == 2
+        assert {each.job.preempts for each in queue.recent} == {job.preempts for job in queue.jobs} == {preempts}
+
+    together({"n1": T4}, body, gpus=4, preempts=preempts)
 
 
 def test_forecast_knows_when_devices_are_assigned_again() -> None:
