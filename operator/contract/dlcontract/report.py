@@ -354,6 +354,10 @@ class Report(UntrustedRecord):
             description="Numbers of ranks that an elastic script refused with this plan. They are not tried again.",
         ),
     ] = ()
+    waits_for: Annotated[
+        Text | None,
+        Field(description="What the launch of the ranks waits for, for the user. None: nothing, or nothing unusual."),
+    ] = None
     pod_memory: Annotated[
         PodMemory | None,
         Field(description="Of the pod that needed the most. None: unknown, or the trainer is of an earlier release."),

@@ -201,9 +201,14 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
         on = f" on {report.world_size}{of_planned} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
     if report.phase is RunPhase.RESTARTING:
-        return Verdict("Running", FALSE, "Restarting", f"the ranks are restarting{_last_failure(report.failure)}")
+        text = f"the ranks are restarting{_last_failure(report.failure)}"
+        return Verdict("Running", FALSE, "Restarting", f"{text}{_waits_for(report)}")
     words = {RunPhase.WAITING: "waiting for the agents of all pods", RunPhase.LAUNCHING: "ranks are starting"}
-    return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
+    return Verdict("Running", FALSE, "Starting", f"{words.get(report.phase, 'pods are starting')}{_waits_for(report)}")
+
+
+def _waits_for(report: Report) -> str:
+    return f"; {report.waits_for}" if report.waits_for else ""
 
 
 def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:

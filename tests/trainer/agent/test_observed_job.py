@@ -1,16 +1,18 @@
 """Tests of what a coordinator records: outputs that members send again, and plans that replace others."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, Report, Until
+from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, Report, RunPhase, Until
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Lost, Received
 from dltrain.agent.coordinator.observed_job import ObservedJob
-from dltrain.protocol.agent_messages import PodMemoryPeak, RankEnded
+from dltrain.agent.coordinator.waits import PREPARE_S
+from dltrain.protocol.agent_messages import AttemptEnded, PodMemoryPeak, Prepared, RankEnded, StillEnding
 from dltrain.protocol.rank_messages import Evaluated
 from support.trainer.plans import make_plan
 
@@ -127,3 +129,31 @@ def test_absurd_memory_is_not_reported(job: ObservedJob) -> None:
     for nbytes in (-5, 0, MAX_POD_NBYTES + 1, 10**30):
         job._take(Received(FIRST, PodMemoryPeak(attempt="2.1", nbytes=nbytes)))
     assert job._report().pod_memory is None
+
+
+@pytest.mark.parametrize("end", [Prepared(attempt="2.1"), AttemptEnded(attempt="2.0"), None], ids=str)
+def test_report_says_that_killed_processes_have_not_ended(job: ObservedJob, end: Any) -> None:
+    """Fixed bug: with a rank in uninterruptible I/O, a job stood still, and nothing said why."""
+    job.ledger.phase, job.attempt = RunPhase.RESTARTING, Attempt(job.plan, "2.1", time.monotonic())
+    assert job._report().waits_for is None
+    job._take(Received(SECOND, StillEnding(processes="rank 1 (process 7, state D)")))
+    text = job._report().waits_for
+    assert text is not None and text.startswith(f"pod {SECOND}: killed, but not ended: rank 1 (process 7, state D). ")
+    job.ledger.phase = RunPhase.RUNNING
+    assert job._report().waits_for is None
+    job.ledger.phase = RunPhase.RESTARTING
+    job._take(Lost(SECOND, "the connection ended") if end is None else Received(SECOND, end))
+    assert job._report().waits_for is None
+
+
+def test_report_names_pods_that_are_absent_or_prepare_for_long(job: ObservedJob) -> None:
+    job.ledger.phase = RunPhase.WAITING
+    assert job._report().waits_for == f"not connected: {', '.join(job.plan.pods)}"
+    job.attempt = Attempt(job.plan, "1.1", time.monotonic())
+    job.prepared.add(FIRST)
+    assert job._report().waits_for is None, "for so short a time, nobody needs to know"
+    job.attempt.started_s -= PREPARE_S + 1
+    text = job._report().waits_for
+    assert text is not None and text.endswith(f": {', '.join(pod for pod in job.plan.pods if pod != FIRST)}")
+    job.prepared.update(job.plan.pods)
+    assert job._report().waits_for is None

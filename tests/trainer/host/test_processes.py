@@ -1,4 +1,4 @@
-"""Tests of the detection of processes that get too little processor time."""
+"""Tests of the detection of processes that get too little processor time, or that do not end after SIGKILL."""
 
 import asyncio
 import os
@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from dltrain.host.processes import Exit, Process, StarvedProcesses
+from dltrain.host.processes import KILLED_S, Exit, KilledProcesses, Process, StarvedProcesses
+from support.trainer.debugger import debugging
 
 BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\nwhile True: pass"
 WITHIN_S = 240.0
@@ -45,4 +46,35 @@ def test_process_that_shares_a_processor_starves_and_a_sleeping_one_does_not() -
                 each.communicate()
 
     assert Path(f"/proc/{os.getpid()}/schedstat").exists(), "the kernel counts waits"
+    asyncio.run(main())
+
+
+def test_process_that_does_not_end_after_sigkill_is_reported_at_intervals() -> None:
+    """Until a debugger has seen the end of its process, the parent does not see it."""
+
+    async def main() -> None:
+        asleep = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        debugger = debugging(asleep.pid)
+        try:
+            ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+            process, killed = Process(asleep.pid, ended), KilledProcesses()
+            assert killed.poll([process], 0.0) == killed.poll([process], KILLED_S) == {}
+            process.kill()
+            deadline_s = time.monotonic() + WITHIN_S
+            while Path(f"/proc/{asleep.pid}/stat").read_text().split()[2] != "Z":
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            assert os.waitpid(asleep.pid, os.WNOHANG) == (0, 0), "the parent does not know of the end"
+            polls = [
+                killed.poll([process], 100.0 + seconds) for seconds in (0.0, KILLED_S - 0.1, KILLED_S, KILLED_S + 1)
+            ]
+            assert polls == [{}, {}, {process: "Z"}, {}]
+            assert killed.poll([process], 100.0 + 2 * KILLED_S) == {process: "Z"}
+            ended.set_result(Exit(signal=9))
+            assert killed.poll([process], 1000.0) == killed.poll([process], 2000.0) == {}
+        finally:
+            debugger.kill()
+            debugger.wait()
+            asleep.wait()
+
     asyncio.run(main())

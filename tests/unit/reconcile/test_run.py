@@ -159,6 +159,18 @@ class TestRunning:
         assert status(desired).phase is expected
         assert condition_of(desired, "Running").reason == reason
 
+    @pytest.mark.parametrize(
+        ("phase", "expected"),
+        [
+            (RunPhase.WAITING, "waiting for the agents of all pods; not connected: digits-cpu-1"),
+            (RunPhase.RESTARTING, "the ranks are restarting; not connected: digits-cpu-1"),
+        ],
+    )
+    def test_message_says_what_the_launch_waits_for(self, phase: RunPhase, expected: str) -> None:
+        observed = started()
+        desired = step(replace(observed, report=report(observed, phase, waits_for="not connected: digits-cpu-1")))
+        assert condition_of(desired, "Running").message == expected
+
     def test_job_without_ready_pods_is_recovering(self) -> None:
         assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
 

@@ -18,6 +18,8 @@ from pathlib import Path
 STOPPED_S = 4.0
 """Minimum time in seconds for which a process must be stopped (as by SIGSTOP) before it is reported. With a poll every
 0.5 s, the report comes within 5 s."""
+KILLED_S = 20.0
+"""Minimum time in seconds for which a process must exist after SIGKILL before it is reported."""
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -57,6 +59,8 @@ class Process:
 
     pid: int
     ended: "asyncio.Future[Exit]" = field(repr=False)
+    killed: bool = False
+    """True if the process got SIGKILL from ``kill``."""
 
     def send(self, number: int) -> None:
         """Send a signal to the process and its group. Do nothing if it has ended."""
@@ -71,6 +75,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
+        self.killed = True
         self.send(signal.SIGKILL)
 
 
@@ -90,6 +95,24 @@ class StoppedProcesses:
         """
         self._since = {each: self._since.get(each, now_s) for each in processes if _stopped(each.pid)}
         return {each: now_s - since for each, since in self._since.items() if now_s - since >= STOPPED_S}
+
+
+class KilledProcesses:
+    """Detect processes that still exist long after SIGKILL. Most of them wait for a volume or a device (state D)."""
+
+    def __init__(self) -> None:
+        self._since: dict[Process, float] = {}
+
+    def poll(self, processes: Iterable[Process], now_s: float) -> dict[Process, str]:
+        """Return {process: its state, such as "D"} for processes that have not ended ``KILLED_S`` after SIGKILL.
+
+        Return each of them again after further ``KILLED_S``. ``now_s``: time of a monotonic clock.
+        """
+        killed = [each for each in processes if each.killed and not each.ended.done()]
+        self._since = {each: self._since.get(each, now_s) for each in killed}
+        found = {each: _state(each.pid) for each, since in self._since.items() if now_s - since >= KILLED_S}
+        self._since |= dict.fromkeys(found, now_s)
+        return found
 
 
 class StarvedProcesses:
@@ -133,11 +156,16 @@ def _waited_s(pid: int) -> float | None:
 
 def _stopped(pid: int) -> bool:
     """Return True if job control (such as SIGSTOP) has stopped a process. A process under a debugger does not count."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process, as the letter in /proc/PID/stat; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
 class Reaper:

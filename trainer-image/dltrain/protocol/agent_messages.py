@@ -244,6 +244,16 @@ class RankEnded(Record):
     ] = ""
 
 
+class StillEnding(Record):
+    """A pod's agent reports that processes have not ended long after SIGKILL.
+
+    ``processes``: their names, ids and states, for a message to the user.
+    """
+
+    type: Literal["still_ending"] = "still_ending"
+    processes: Annotated[str, Field(max_length=1024)]
+
+
 class Leaving(Record):
     """A pod's agent reports that its pod received SIGTERM, so its ranks will soon end."""
 
@@ -257,7 +267,7 @@ class Beat(Record):
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
     | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | RankStarved | PodMemoryPeak | Explain
-    | RankLog | RankEnded | Leaving | Beat,
+    | RankLog | RankEnded | StillEnding | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip
 _adapter: TypeAdapter[Line] = TypeAdapter(Line)

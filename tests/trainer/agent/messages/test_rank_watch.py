@@ -1,11 +1,16 @@
-"""Tests of what an agent reports about the memory of its pod."""
+"""Tests of what an agent reports about the memory of its pod, and about processes that do not end."""
 
+import asyncio
 from pathlib import Path
 
-from dltrain.agent.member.rank_watch import RankWatch
+import pytest
+
+from dltrain.agent.member import rank_watch
+from dltrain.agent.member.rank_watch import RankWatch, Watched
+from dltrain.host import processes
 from dltrain.host.pod_memory import PodMemory
 from dltrain.host.processes import Process
-from dltrain.protocol.agent_messages import PodMemoryPeak, RankStarved, RankStopped
+from dltrain.protocol.agent_messages import PodMemoryPeak, StillEnding
 
 
 class Ended:
@@ -14,7 +19,7 @@ class Ended:
 
 
 def test_growth_is_reported_and_the_exact_peak_at_the_end(tmp_path: Path) -> None:
-    sent: list[RankStopped | RankStarved | PodMemoryPeak] = []
+    sent: list[Watched] = []
     watch, rank = RankWatch(sent.append), Process(Ended.pid, None)  # type: ignore[arg-type]
     watch.memory = PodMemory(tmp_path)
 
@@ -33,3 +38,22 @@ def test_growth_is_reported_and_the_exact_peak_at_the_end(tmp_path: Path) -> Non
     sent.clear()
     watch.poll("", {}, {None: "the zygote"})
     assert not sent, "no rank runs"
+
+
+def test_killed_processes_that_last_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_state", lambda pid: {7: "D"}.get(pid, ""))
+    now_s, sent = [100.0], list[Watched]()
+    monkeypatch.setattr(rank_watch.time, "monotonic", lambda: now_s[0])
+
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future
+        rank, daemon, other = Process(7, future()), Process(8, future()), Process(9, future())
+        watch = RankWatch(sent.append)
+        rank.killed = daemon.killed = True
+        for _ in range(2):
+            watch.poll("", {rank: 3, other: 4}, {daemon: "the MPI daemon", None: "the zygote"})
+            now_s[0] += processes.KILLED_S
+
+    asyncio.run(main())
+    [found] = [each for each in sent if isinstance(each, StillEnding)]
+    assert found.processes == "rank 3 (process 7, state D), the MPI daemon (process 8, state ?)"

@@ -18,6 +18,7 @@ from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
+from dltrain.agent.coordinator.waits import Waits
 from dltrain.agent.job.exchange import OUTPUTS_S, ReportWriter
 from dltrain.agent.job.settings import Settings
 from dltrain.agent.job.shrink import shrink_plan
@@ -76,8 +77,8 @@ class ObservedJob:
         self.ledger.term = self.membership.term
         self.prepared: set[str] = set()
         """Pods that are ready to start the attempt's ranks."""
-        self.ending: set[str] = set()
-        """Pods that may still run processes of the previous attempt."""
+        self.waits, self.ending = Waits(), set[str]()
+        """``ending``: pods that may still run processes of the previous attempt."""
         self.attempt: Attempt | None = None
         self.outputs: dict[int, RankOutput] = {}
         """The last output of each rank that has ended, by rank number.
@@ -157,9 +158,11 @@ class ObservedJob:
         return rule or StoppingRule(until, self.account.history.values(until.metric), self._progress_before)
 
     def _report(self) -> Report:
-        report = self.ledger.report(time.time())
-        rule = self.stopping_rule
-        return report if rule is None else report.model_copy(update={"target": rule.progress()})
+        target = self.stopping_rule.progress() if self.stopping_rule is not None else None
+        waits = None
+        if self.ledger.phase in (RunPhase.WAITING, RunPhase.LAUNCHING, RunPhase.RESTARTING):
+            waits = self.waits.text(self.plan, self.attempt, self.membership.present, self.prepared, time.monotonic())
+        return self.ledger.report(time.time()).model_copy(update={"target": target, "waits_for": waits})
 
     def _tick(self) -> None:
         attempt, now_s = self.attempt, time.monotonic()
@@ -200,6 +203,7 @@ class ObservedJob:
                     if unreachable:
                         self.attempt.unreachable.add(pod)
                 self.launcher.daemon_ended(pod, 1, why)
+                self.waits.ended(pod)
             case Late(pod, silent_s):
                 log.warning(
                     "pod %s was silent for %.1f s, because that pod or this pod had no processor time", pod, silent_s
@@ -232,6 +236,9 @@ class ObservedJob:
                     attempt.left.add(pod)
             case proto.AttemptEnded():
                 self.ending.discard(pod)
+                self.waits.ended(pod)
+            case proto.StillEnding():
+                self.waits.lasts(pod, line.processes)
             case proto.RankEnded() if attempt is None and self.attempts == 0:
                 self._store_earlier_output(line)
             case proto.RankEnded() if attempt is None and line.attempt == self.ended_attempt:
@@ -240,6 +247,7 @@ class ObservedJob:
                 return
             case proto.Prepared():
                 self.prepared.add(pod)
+                self.waits.ended(pod)
             case proto.RankUp():
                 attempt.up.add(line.rank)
                 if self.plan.model.command and len(attempt.up) == len(attempt.plan.ranks):

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.mpi_daemon import MpiDaemon
-from dltrain.agent.member.rank_watch import RankWatch
+from dltrain.agent.member.rank_watch import RankWatch, Watched
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.staged_checkpoints import StagedCheckpoints
 from dltrain.agent.member.tunnel import Tunnel
@@ -36,21 +36,12 @@ from dltrain.launch.refused_launchers import write_refused_launchers
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
 from dltrain.protocol import rank_messages
-from dltrain.protocol.agent_messages import (
-    DaemonEnded,
-    PodMemoryPeak,
-    RankEnded,
-    RankLog,
-    RankStarved,
-    RankStopped,
-    RankUp,
-    RankUpdate,
-)
+from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import Hello, Observed, Step, invalid_message, rank_message_adapter
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
-Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded | PodMemoryPeak
+Event = RankUp | RankUpdate | RankLog | RankEnded | DaemonEnded | Watched
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """A function that runs the MPI daemon on another pod, in place of ssh: (host, shell command) → (exit code, last
 output)."""

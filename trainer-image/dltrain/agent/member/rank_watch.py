@@ -1,14 +1,15 @@
-"""Look at the running ranks of a pod at intervals: stopped and starved ranks, and the memory that the pod needs."""
+"""Look at the processes of a pod at intervals: stopped, starved and unkillable ones, and the memory that they need."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from dltrain.host.pod_memory import PodMemory
-from dltrain.host.processes import Process, StarvedProcesses, StoppedProcesses
-from dltrain.protocol.agent_messages import PodMemoryPeak, RankStarved, RankStopped
+from dltrain.host.processes import KilledProcesses, Process, StarvedProcesses, StoppedProcesses
+from dltrain.protocol.agent_messages import PodMemoryPeak, RankStarved, RankStopped, StillEnding
 
 log = logging.getLogger(__name__)
+Watched = RankStopped | RankStarved | PodMemoryPeak | StillEnding
 GROWTH = 1.02
 """Factor by which the peak of the pod's memory must have grown before it is reported again while ranks run."""
 
@@ -16,10 +17,11 @@ GROWTH = 1.02
 class RankWatch:
     """What the agent sees of the ranks of its pod from outside. ``poll`` reads a few small files for each rank."""
 
-    def __init__(self, emit: Callable[[RankStopped | RankStarved | PodMemoryPeak], None]) -> None:
+    def __init__(self, emit: Callable[[Watched], None]) -> None:
         """``emit``: called with what must be reported to the coordinator."""
         self._emit = emit
-        self._stopped, self._starved, self.memory = StoppedProcesses(), StarvedProcesses(), PodMemory()
+        self._stopped, self._starved, self._killed = StoppedProcesses(), StarvedProcesses(), KilledProcesses()
+        self.memory = PodMemory()
         self._reported_nbytes = 0
 
     def begin(self) -> None:
@@ -30,7 +32,8 @@ class RankWatch:
     def poll(self, attempt: str, ranks: Mapping[Process, int], helpers: Mapping[Process | None, str]) -> None:
         """Report ranks that SIGSTOP has stopped or that get too little processor time, and a larger peak of memory.
 
-        Kill a stopped process of ``helpers`` (process → name), which ends the attempt.
+        Report also processes that have not ended long after SIGKILL: no rank can start before they have. Kill a
+        stopped process of ``helpers`` (process → name), which ends the attempt.
         """
         now_s = time.monotonic()
         for process, waited_s in self._starved.poll(ranks, now_s).items():
@@ -42,6 +45,11 @@ class RankWatch:
             else:
                 log.warning("SIGSTOP stopped %s %.0f s ago; killing it, so all ranks end", helpers[process], stopped_s)
                 process.kill()
+        if lasting := self._killed.poll(known, now_s):
+            names = {each: f"rank {ranks[each]}" if each in ranks else helpers[each] for each in lasting}
+            listed = [f"{names[each]} (process {each.pid}, state {state or '?'})" for each, state in lasting.items()]
+            self._emit(StillEnding(processes=", ".join(listed[:8])))
+            log.warning("killed processes have not ended: %s", ", ".join(listed))
         if ranks:
             self.memory.look(process.pid for process in ranks)
             self.report_memory(attempt, GROWTH)
