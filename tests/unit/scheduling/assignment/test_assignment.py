@@ -24,13 +24,8 @@ from dljob.scheduling.assignment import (
 )
 from dljob.scheduling.assignment.moves import helped_by
 from dljob.scheduling.parts import free_devices, left_for, part_of, sizes
+from support.joint_jobs import FREE, JOBS, equal
 from support.planner_questions import DIGITS, T4, rejected
-
-OPTIONS = st.builds(
-    Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)
-)
-JOBS = st.lists(st.lists(OPTIONS, max_size=4).map(tuple), max_size=7)
-FREE = st.fixed_dictionaries({"a100": st.integers(0, 8), "t4": st.integers(0, 12)})
 
 
 def fit(found: Assignment, held: list[Held], free: dict[str, int]) -> bool:
@@ -39,10 +34,6 @@ def fit(found: Assignment, held: list[Held], free: dict[str, int]) -> bool:
     for mine, part, moves in zip(held, found.parts, found.moves, strict=True):
         used.update({part.device: part.devices} if moves and part is not None else mine.devices)
     return all(count <= free[device] for device, count in used.items())
-
-
-def equal(jobs: list[tuple[Option, ...]]) -> list[Candidate]:
-    return [Candidate(0, options) for options in jobs]
 
 
 @given(JOBS, FREE)

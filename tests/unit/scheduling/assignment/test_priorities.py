@@ -4,21 +4,12 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from dljob.scheduling.assignment import Candidate, Held, Jobs, Option, assign_all, share
+from support.joint_jobs import FREE, JOBS, equal
 
-OPTIONS = st.builds(
-    Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)
-)
-JOBS = st.lists(st.lists(OPTIONS, max_size=4).map(tuple), max_size=7)
-FREE = st.fixed_dictionaries({"a100": st.integers(0, 8), "t4": st.integers(0, 12)})
 LONG = tuple(Option("t4", 1, n, 100_000.0 / n**0.9) for n in (1, 2, 4))
 BRIEF = tuple(Option("t4", 1, n, 1000.0 / n**0.9) for n in (1, 2, 4))
-
-
-def low(jobs: Jobs) -> list[Candidate]:
-    return [Candidate(0, options) for options in jobs]
 
 
 @pytest.mark.parametrize(("number", "start", "kept"), [(1, 1, 2), (3, 3, 1), (4, 3, 1), (9, 3, 1)])
@@ -39,7 +30,7 @@ def test_a_job_that_needs_many_devices_is_not_passed_over_by_one_of_a_lower_prio
     """It waits for two of four devices. Running jobs hold one each, and another job would start on a free one."""
     one, two = (Option("t4", 1, 1, 1000.0),), (Option("t4", 2, 1, 1000.0),)
     held = [Held({}), *[Held({"t4": 1}, 900.0, movable=True)] * running, Held({})]
-    found = assign_all([Candidate(9, two), *low([one] * (running + 1))], held, {"t4": 4}, 60.0)
+    found = assign_all([Candidate(9, two), *equal([one] * (running + 1))], held, {"t4": 4}, 60.0)
     assert [part is not None for part in found.parts[1:-1]] == [True] * kept + [False] * (running - kept)
     assert (found.parts[0] is not None) is starts and found.parts[-1] is None and not any(found.moves)
 
@@ -56,7 +47,7 @@ def test_a_part_that_a_deadline_needs_does_not_keep_another_job_from_making_room
 def test_for_running_jobs_no_job_loses_its_part_to_a_waiting_one_of_a_lower_priority(
     high: Jobs, running: Jobs, waiting: Jobs, free: dict[str, int]
 ) -> None:
-    jobs = [*(Candidate(9, each) for each in high), *low([*running, *waiting])]
+    jobs = [*(Candidate(9, each) for each in high), *equal([*running, *waiting])]
     without, found = share(jobs, free), share(jobs, free, range(len(high), len(high) + len(running)))
     given_away = {part.device for part in found[len(high) + len(running) :] if part is not None}
     for options, before, part in zip(high, without, found, strict=False):
