@@ -141,6 +141,71 @@ def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: p
     assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_unknown_end_of_the_ranks_is_the_time_that_the_watch_noted_last(make: Make, settled: bool) -> None:
+    """Fixed bug: a container that was killed in the middle of a write committed the torn file when it started again."""
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    folder.upload()
+    write(folder, a_bin="newer")
+    folder.note_time()
+    [note] = folder.folder.parent.glob(".job.json")
+    alive_s = (folder.folder / "a.bin").stat().st_mtime + (9 if settled else 0)
+    os.utime(note, (alive_s, alive_s))
+    make().restore(None)
+    assert read(make()) == {"a.bin": "newer" if settled else "one"}
+
+
+def test_new_pod_without_a_known_end_restores_the_commit(make: Make) -> None:
+    folder = make()
+    assert folder.restore(None) == 0
+    write(folder, a_bin="one")
+    folder.upload()
+    other = make("b", term=2)
+    other.restore(None)
+    assert read(other) == {"a.bin": "one"}
+
+
+@pytest.mark.parametrize(
+    ("later_s", "exited", "expected"), [(-9, False, "one"), (9, False, "newer"), (-9, True, "newer")]
+)
+def test_stop_commits_only_what_had_settled_before_the_ranks_were_killed(
+    make: Make, later_s: float, exited: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: a rank that was killed in the middle of a write left a torn file in the newest commit."""
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    folder.upload()
+    write(folder, a_bin="newer")
+    now_s = time.time() + later_s
+    monkeypatch.setattr(watching.time, "time", lambda: now_s)
+    watching.finish(watching.Alone(folder), exited=exited)
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == {"a.bin": expected}
+
+
+def test_interrupted_restore_is_not_taken_for_deletions_by_the_script(make: Make, store: Server) -> None:
+    """Fixed bug: the files that were missing then were missing in the next commit, and the script started afresh."""
+    folder = make()
+    folder.restore(LATER)
+    write(folder, config_json="{}", last_pt="good")
+    folder.upload()
+    ended_unix_s = time.time()
+    write(folder, last_pt="torn in the middle")
+    store.refuse("GetObject", 500, "InternalError", key="data/")
+    with pytest.raises(CheckpointVolumeError):
+        make().restore(ended_unix_s)
+    store.allow_all()
+    assert not (folder.folder / "last.pt").exists()
+    again = make()
+    again.restore(ended_unix_s)
+    assert read(again) == {"config.json": "{}", "last.pt": "good"}
+    assert [set(each.files) for each in again.log.commits()][-1] == {"config.json", "last.pt"}
+
+
 def test_disk_of_an_earlier_leader_is_not_uploaded(make: Make) -> None:
     folder = make()
     folder.restore(LATER)

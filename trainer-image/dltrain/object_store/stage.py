@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, required=True, help="file with the plan")
     parser.add_argument("--attempt", required=True, help="name of this launch of all ranks")
     parser.add_argument("--pod", default="", help="name of this pod")
-    parser.add_argument("--ended", type=float, default=0.0, help="Unix time at which the previous ranks ended")
+    parser.add_argument("--ended", type=float, help="Unix time at which the previous ranks ended, if it is known")
     parser.add_argument("--killed", action="store_true", help="a rank of this pod has not exited with code 0")
     options = parser.parse_args(arguments)
     plan = Plan.parse(options.plan.read_bytes(), ignore_unknown=True)
@@ -86,11 +86,11 @@ def staged_work(plan: Plan, attempt: str, pod: str) -> Work:
     return Leading(folder, exchange, plan.pods) if pod == plan.pods[0] else Following(folder, exchange, pod)
 
 
-def restore(plan: Plan, attempt: str, pod: str, ended_unix_s: float) -> None:
+def restore(plan: Plan, attempt: str, pod: str, ended_unix_s: float | None) -> None:
     """Make the folder of ``pod`` equal to the commit with which the ranks of ``attempt`` continue.
 
-    The pod of rank 0 chooses the commit for all pods. ``ended_unix_s``: Unix time at which the previous ranks ended.
-    Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
+    The pod of rank 0 chooses the commit for all pods. ``ended_unix_s``: Unix time at which the previous ranks ended;
+    None: unknown. Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
     """
     folder = staged_folder(plan)
     store, choice = folder.log.store, f"{ATTEMPTS}{attempt}.json"

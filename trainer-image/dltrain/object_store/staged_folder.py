@@ -80,17 +80,24 @@ class StagedFolder:
         sequence = self._read_note().get("sequence", 0)
         self._base = self.log.entry(sequence) if sequence else None
 
-    def restore(self, ended_unix_s: float) -> int:
+    def note_time(self) -> None:
+        """Note that ranks may still write to the folder at this time."""
+        with suppress(FileNotFoundError):  # Nothing was restored.
+            os.utime(self._note)
+
+    def restore(self, ended_unix_s: float | None) -> int:
         """Claim the term, and make folder and log agree. Return the number of the commit in both; 0 without a commit.
 
         If the folder has newer content that had settled at ``ended_unix_s``, the Unix time at which the ranks ended,
-        upload it. Otherwise, or if other pods may have parts of the newer content, restore the newest valid commit.
-        Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing permission,
-        ChangedError if the folder changes, and OSError if the store or disk fails.
+        upload it. None: at an unknown time, such as because the whole container ended with them. It is then the time
+        that was noted last. Otherwise, or if other pods may have parts of the newer content, restore the newest valid
+        commit. Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing
+        permission, ChangedError if the folder changes, and OSError if the store or disk fails.
         """
         self._reader.open()
         here, note = scan(self.folder), self._read_note()
-        sequence = self._reader.newest(lambda entry: self._reusable(entry, note, here, ended_unix_s))
+        ended_s = ended_unix_s if ended_unix_s is not None else self._noted_s()
+        sequence = self._reader.newest(lambda entry: self._reusable(entry, note, here, ended_s))
         if sequence is None and here and note and not _is_part(note):
             self._base = None  # Nothing was uploaded yet. With a volume, the script would find what is there, too.
             self.upload(final=True)
@@ -165,7 +172,12 @@ class StagedFolder:
         self._base = entry
 
     def _clear(self, wanted: Mapping[str, Seen]) -> dict[str, Seen]:
-        """Delete all files that differ from ``wanted``. Return the state of those that are left."""
+        """Delete all files that differ from ``wanted``. Return the state of those that are left.
+
+        Forget before that from which commit they come. If a restore ends halfway, the files that are missing then must
+        not be taken for files that the script has deleted.
+        """
+        self._note.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         left = {}
         for path, state in scan(self.folder).items():
@@ -254,6 +266,13 @@ class StagedFolder:
         except (FileNotFoundError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def _noted_s(self) -> float:
+        """Return the Unix time of the last call of ``note_time``, or of the last commit; 0 without a note."""
+        try:
+            return self._note.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def _write_note(self) -> None:
         """Note the last commit. The folder of a new pod lacks the note."""

@@ -72,7 +72,13 @@ class Alone:
             self._upload()
 
     def finish(self, *, exited: bool) -> None:
-        self._upload(final=True)
+        if end_of(self.folder, self.folder.content, exited) is End.INTERRUPTED:
+            tell(
+                "discarded the changes since the last checkpoint, because ranks were killed less than "
+                f"{SETTLE_S:g} s after they had written files"
+            )
+        else:
+            self._upload(final=True)
 
     def _upload(self, *, final: bool = False) -> None:
         began_s = time.monotonic()
@@ -323,6 +329,7 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
     settled_s, again_s, failing_s = changed_s, 0.0, None
     warned = False
     while not stop.wait(POLL_S):
+        folder.note_time()
         now, now_s = without_logs(scan(folder.folder)), time.monotonic()
         if now != last:
             differing = next((path for path in sorted(now) if now[path] != last.get(path)), "a deleted file")

@@ -61,8 +61,11 @@ class StagedCheckpoints:
         self._tasks: Tasks[None] = Tasks()
         self._process: Process | None = None
         self._output: Output | None = None
-        self._ended_unix_s = 0.0
-        """Time at which the last ranks of this pod ended. Files that changed shortly before may be incomplete."""
+        self._ended_unix_s: float | None = None
+        """Time at which the last ranks of this pod ended; None: this agent has seen no end.
+
+        Files that changed shortly before may be incomplete.
+        """
 
     @property
     def _leads(self) -> bool:
@@ -77,7 +80,8 @@ class StagedCheckpoints:
         self._attempt, self._plan, self.stopping, self._finishes = attempt, plan, False, False
         self._exited = True
         self._left_to_others.clear()
-        end = await self._run("restore", "--ended", str(self._ended_unix_s or time.time()))
+        ended = () if self._ended_unix_s is None else ("--ended", str(self._ended_unix_s))
+        end = await self._run("restore", *ended)
         if attempt != self._attempt:
             return False
         if end.code != EXIT_OK:
