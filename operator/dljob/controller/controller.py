@@ -22,11 +22,10 @@ from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed
 from dljob.job.waiting import first_status_in_s
-from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, rejected_object
-from dljob.kube.applier import RECOVERY_RESYNC_S, complete_all, recovers
-from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, Written, rejected_object
+from dljob.kube.applier import RECOVERY_RESYNC_S, complete_all, has_plan, recovers
 from dljob.kube.objects.cache import utc_now
-from dljob.kube.warning_events import LIST_EVENTS_S, RECHECK_S
+from dljob.kube.warning_events import EVENTS_S, RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (
     Desired,
@@ -39,7 +38,7 @@ from dljob.reconcile import (
     with_pace,
     with_secrets,
 )
-from dljob.render import Names, RenderConfig
+from dljob.render import RenderConfig
 from dljob.status import Event, events, previous
 from dljob.status.pace import ProgressPace, only_progress
 
@@ -55,9 +54,7 @@ MAX_UNSENT = 20
 EVENTS_RESTORED = timedelta(minutes=10)
 """A new leader posts missing events for changes of conditions that are younger than this."""
 FORBIDDEN_RECHECK_S = 15.0
-"""Seconds between attempts to write an event that the API server forbids, for example because a quota is full.
-
-Also the seconds between attempts to list the events of a job."""
+"""Seconds between attempts to list a job's events, or to post one that is forbidden, such as by a full quota."""
 
 
 class Controller:
@@ -87,7 +84,7 @@ class Controller:
         self._planning, self._pace = planning, pace
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
-        self._restored: set[str] = set()
+        self._restored: dict[JobKey, str] = {}
         """Uids of the jobs for which this operator has looked for events that the previous leader did not send."""
         self._lessons = Lessons(kube, now, shared=share_profiles)
 
@@ -249,10 +246,11 @@ class Controller:
         An operator that is limited to some namespaces has no permission to post such events.
         """
         try:
-            await self._kube.record_node_event(node, event, self._now())
-        except ApiError as error:
-            level = logging.DEBUG if error.code == 403 else logging.WARNING
-            log.log(level, "an event about node %s was not posted: %s", node, error)
+            async with asyncio.timeout(EVENTS_S):
+                await self._kube.record_node_event(node, event, self._now())
+        except (ApiError, TimeoutError) as error:
+            level = logging.DEBUG if isinstance(error, ApiError) and error.forbidden else logging.WARNING
+            log.log(level, "an event about node %s was not posted: %r", node, error)
 
     async def _do(self, observed: Observed, desired: Desired, parsed: ParsedJob | None) -> None:
         job, kube = observed.job, self._kube
@@ -262,7 +260,7 @@ class Controller:
             return
         before = previous(job) if parsed is None else parsed.before
         error = await self._apply(observed, desired)
-        if self._plan_is_applied(job, desired):
+        if has_plan(self._cache, job, desired.objects):
             # Pods are stopped and fenced even if an object of the job was rejected.
             await complete_all(kube.scale(job, item) for item in desired.scales)
             await complete_all(kube.delete(job, target) for target in desired.deletes)
@@ -274,8 +272,7 @@ class Controller:
                 await self._queues.change(job, desired.workload)
             except ApiError as failure:  # Kueue's webhook may be down.
                 late.append(failure)
-        await self._publish(observed, desired)
-        if desired.status is not None:
+        if await self._publish(observed, desired) and desired.status is not None:
             self._metrics.record_transition(before, desired.status, observed.job.namespace)
         if (failed_late := next(filter(None, late), None)) is not None:
             raise failed_late  # The status is written, and the rest is tried again.
@@ -300,46 +297,49 @@ class Controller:
             self._queue.add_after(job.key, RECHECK_S if again else RECOVERY_RESYNC_S)
         return next((result for result in results if isinstance(result, Exception)), None)
 
-    def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:
-        """Return True if the API server has the desired plan, or if no plan was to be applied.
-
-        Pods on lost nodes may be deleted only if the API server has the plan. The plan has a new term (a number that
-        increases with each such deletion), by which the other agents reject the agent of a deleted pod.
-        """
-        name = Names.of(job).plan
-        plans = (
-            item for item in desired.objects if item["kind"] == CONFIG_MAP.kind and item["metadata"]["name"] == name
-        )
-        if (wanted := next(plans, None)) is None:
-            return True
-        found = self._cache.found(CONFIG_MAP, job.namespace, name)
-        return found is not None and found.seen.plan == wanted["data"]
-
-    async def _publish(self, observed: Observed, desired: Desired) -> None:
+    async def _publish(self, observed: Observed, desired: Desired) -> bool:
         """Write the events and then the status. An event that cannot be written does not prevent the status.
+
+        Return False if the status is not stored: it is not its turn, or the job is gone. What has happened since the
+        last status must then not be counted, because a later reconcile starts from the same status.
 
         If the operator crashes between the two, it writes the events again after its restart. They are counted twice
         but never lost.
         """
         job = observed.job
-        unsent, recheck_s = list[Event](), FORBIDDEN_RECHECK_S
-        about = self._about(job.key)
         for event in desired.events:
-            log.info("%s: %s", event.reason, event.message, extra=about)
-        for event in (*self._unsent.pop(job.key, ()), *desired.events):
-            try:
-                await self._kube.record_event(job, event, self._now())
-            except ApiError as error:
-                log.warning("the event %s was not posted: %s", event.reason, error, extra=about)
-                if not error.rejected or error.not_found or error.forbidden:
-                    unsent.append(event)
-                    recheck_s = recheck_s if error.forbidden else RECHECK_S
-        if unsent:
-            self._unsent[job.key] = unsent[-MAX_UNSENT:]
-            self._queue.add_after(job.key, recheck_s)
+            log.info("%s: %s", event.reason, event.message, extra=self._about(job.key))
+        await self._post(job, [*self._unsent.pop(job.key, ()), *desired.events])
         status = desired.status.manifest() if desired.status is not None else None
-        if status is not None and self._may_write(job, status) and await self._kube.write_status(job, status):
+        if status is None or not self._may_write(job, status):
+            return False
+        written = await self._kube.write_status(job, status)
+        if written is Written.AND_CHANGED:
             self._queue.add(job.key)
+        return written is not Written.NOT
+
+    async def _post(self, job: JobSeen, pending: list[Event]) -> None:
+        """Post events about a job, within ``EVENTS_S``. Keep the others for a later reconcile.
+
+        Only events may be slow or fail, and the rest of the job, and other jobs, must not wait for them.
+        """
+        kept, about = list[Event](), self._about(job.key)
+        try:
+            async with asyncio.timeout(EVENTS_S):
+                while pending:
+                    try:
+                        await self._kube.record_event(job, pending[0], self._now())
+                    except ApiError as error:
+                        log.warning("the event %s was not posted: %s", pending[0].reason, error, extra=about)
+                        if not error.rejected:
+                            break
+                        kept += pending[:1] if error.not_found or error.forbidden else []
+                    del pending[0]
+        except TimeoutError:
+            log.warning("%d events were not posted within %.0f s", len(pending), EVENTS_S, extra=about)
+        if kept or pending:
+            self._unsent[job.key] = [*kept, *pending][-MAX_UNSENT:]
+            self._queue.add_after(job.key, RECHECK_S if pending else FORBIDDEN_RECHECK_S)
 
     def _may_write(self, job: JobSeen, status: dict[str, Any]) -> bool:
         """Return False if the status differs only in progress, and it is not the job's turn. It is then tried later."""
@@ -364,27 +364,27 @@ class Controller:
         queued events. Do nothing if this operator has already done so for the job. If the events cannot be listed, try
         again later: the rest of the reconcile does not need them.
         """
-        if job.uid in self._restored:
+        if self._restored.get(job.key) == job.uid:
             return
         now = self._now()
         lately = [c for c in previous(job).conditions if now - c.last_transition_time < EVENTS_RESTORED]
         if expected := events((), lately):
             try:
-                async with asyncio.timeout(LIST_EVENTS_S):
+                async with asyncio.timeout(EVENTS_S):
                     posted = await self._kube.event_reasons(job)
             except (ApiError, TimeoutError) as error:
-                what = f"{type(error).__name__}: {error}"
-                log.warning("the job's events were not listed (%s); trying again", what, extra=self._about(job.key))
+                log.warning("the job's events were not listed (%r); trying again", error, extra=self._about(job.key))
                 self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)
                 return
             missing = [event for event in expected if event.reason not in posted]
             self._unsent.setdefault(job.key, []).extend(missing)
-        self._restored.add(job.uid)
+        self._restored[job.key] = job.uid
 
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
         self._planning.forget(key)
         self._unsent.pop(key, None)
+        self._restored.pop(key, None)
         self._pace.forget(key)
         self._lessons.forget(key)
         self._kube.forget(key)

@@ -4,6 +4,7 @@ The package sends REST requests with aiohttp and uses neither threads nor a gene
 most of the memory of an idle operator would belong to that client.
 """
 
+from dljob.kube.answers import Written
 from dljob.kube.client import Kube
 from dljob.kube.node_faults import NodeFaults
 from dljob.kube.objects.cache import Cache, JobKey
@@ -23,6 +24,7 @@ __all__ = [
     "PlanKeySecret",
     "RejectedError",
     "WarningEvents",
+    "Written",
     "cluster_view",
     "rejected_object",
 ]

@@ -1,6 +1,7 @@
 """Read and decode the answers of the API server, without more memory than the operator can spare for one of them."""
 
 from collections.abc import AsyncIterator
+from enum import Enum
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,15 @@ or ConfigMaps could otherwise fill the memory of the operator with one page of a
 TOO_LARGE = 413
 
 Body = dict[str, Any]
+
+
+class Written(Enum):
+    """What became of a status that was to be written."""
+
+    NOT = "the job is gone"
+    ALONE = "it is stored"
+    AND_CHANGED = "it is stored, and something else of the job has changed meanwhile"
+    """The cache has this change, and the watch event about it says nothing new."""
 
 
 async def bounded_text(response: aiohttp.ClientResponse, max_nbytes: float) -> bytes | None:

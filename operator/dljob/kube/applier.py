@@ -185,6 +185,20 @@ class Applier:
         raise name_taken(job, kind, body)
 
 
+def has_plan(cache: Cache, job: JobSeen, wanted: Iterable[Manifest]) -> bool:
+    """Return True if the API server has the plan among the ``wanted`` objects of a job, or if there is none.
+
+    Pods on lost nodes may be deleted only if the API server has the plan. The plan has a new term (a number that
+    increases with each such deletion), by which the other agents reject the agent of a deleted pod.
+    """
+    name = Names.of(job).plan
+    plans = (item for item in wanted if item["kind"] == kinds.CONFIG_MAP.kind and item["metadata"]["name"] == name)
+    if (plan := next(plans, None)) is None:
+        return True
+    found = cache.found(kinds.CONFIG_MAP, job.namespace, name)
+    return found is not None and found.seen.plan == plan["data"]
+
+
 def _watched(manifest: Manifest) -> bool:
     """Return True if a watch shows the object: if its kind is watched and it has the label by which watches select."""
     return _kind(manifest) in WATCHED and JOB_LABEL in manifest["metadata"].get("labels", {})

@@ -19,6 +19,7 @@ from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
 from dljob.job.observed_structure import with_memory, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
+from dljob.kube.answers import Written
 from dljob.kube.applier import Applier, within
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
@@ -114,7 +115,9 @@ class Kube:
             except ApiError as error:
                 if error.rejected and not (exists is None and started):
                     raise RejectedError("Secret", name, error.message) from error
-                if not (error.rejected or error.conflict):
+                if error.reason == "AlreadyExists":  # Or it has another owner.
+                    await self._has(job, kinds.SECRET, name)
+                elif not error.rejected:  # Quotas answer with the code of a conflict, too.
                     raise
         self._secrets[job.key] = monotonic()
 
@@ -183,26 +186,22 @@ class Kube:
     async def delete_job(self, job: JobSeen) -> None:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
 
-    async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
-        """Write the status of a job if it has changed. Return True if something else of the job has changed meanwhile.
-
-        The cache then has the change, and the watch event about it says nothing new. ``job``: the job as it was when
-        the status was determined.
-        """
+    async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> Written:
+        """Write the status of a job if it has changed. ``job``: the job as it was when the status was determined."""
         patch = merge_patch(job.status, status)
         if not patch:
-            return False
+            return Written.ALONE
         # The uid makes the patch fail for a new job of the same name, because metadata.uid is immutable.
         body = {"metadata": {"uid": job.uid}, "status": patch}
         try:
             answer = await self.api.merge(kinds.DLJOB, job.namespace, job.name, body, subresource="status")
         except ApiError as error:
             if error.not_found or error.conflict:
-                return False
+                return Written.NOT
             raise
         self._cache.put(kinds.DLJOB, answer)
         found = self._cache.job(job.key)
-        return found is not None and replace(found, status=job.status) != job
+        return Written.ALONE if found is None or replace(found, status=job.status) == job else Written.AND_CHANGED
 
     async def record_event(self, job: JobSeen, event: Event, now: datetime) -> None:
         """Post an event about the job. A repeated event raises the count of the existing one."""

@@ -149,22 +149,26 @@ class Leader:
         earlier Helm release manages the same namespaces. ``app.main`` runs this method in the background loop, so that
         a busy main event loop does not delay renewals.
         """
-        renewed = self._asked
+        renewed, failed = self._asked, False
         try:
             while True:
                 self._active_at = self._clock()
-                await asyncio.sleep(RENEW_S)
+                await asyncio.sleep(RENEW_S if not failed else RETRY_S)
+                left_s = max(0.1, GIVE_UP_S - (self._clock() - renewed))
                 try:
-                    async with asyncio.timeout(max(0.1, GIVE_UP_S - (self._clock() - renewed))):
+                    # Half of the time is left for another connection, in case this one is dead.
+                    async with asyncio.timeout(left_s if failed else left_s / 2):
                         held = await self._take()
                 except (ApiError, TimeoutError) as error:
-                    log.warning("the Lease was not renewed (%s); trying again", error)
+                    failed = True
+                    log.warning("the Lease was not renewed (%r); trying again", error)
                     if self._clock() - renewed >= GIVE_UP_S:
                         raise LeaseLostError(f"not renewed for {GIVE_UP_S:g} s") from error
                 else:
                     if not held:
                         raise LeaseLostError("another operator holds the Lease")
                     self._renewed = self._alive_at = renewed = self._asked
+                    failed = False
                     await self._yield_to_rival()
         finally:
             self._renewed = self._active_at = None
@@ -255,8 +259,14 @@ class Leader:
     async def _take(self) -> bool:
         """Try to acquire or renew the Lease. Return True if this operator is the holder of the Lease now.
 
-        Return False if another operator holds it, or was the first to write it.
+        Return False if another operator holds it, or was the first to write it. A conflict alone does not show that: a
+        renewal whose answer was lost is sent again, and somebody may have edited the Lease.
         """
+        held = await self._try_to_take()
+        return bool(await self._try_to_take() if held is None else held)
+
+    async def _try_to_take(self) -> bool | None:
+        """Read and write the Lease once. Return None after a conflict, and otherwise as ``_take`` does."""
         self._asked = self._clock()
         try:
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -296,13 +306,13 @@ class Leader:
             },
         }
 
-    async def _written(self, call: Any) -> bool:
-        """Await ``call``, which writes the Lease. Return False if another operator wrote it first (a conflict)."""
+    async def _written(self, call: Any) -> bool | None:
+        """Await ``call``, which writes the Lease. Return True, or None after a conflict."""
         try:
             lease = await call
         except ApiError as error:
             if error.conflict:
-                return False
+                return None
             raise
         self._seen = lease["metadata"]["resourceVersion"], self._clock()
         return True

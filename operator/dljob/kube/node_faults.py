@@ -66,6 +66,10 @@ class NodeFaults:
     def on(self) -> bool:
         return self._policy is not None
 
+    @property
+    def _is_old(self) -> bool:
+        return self._read_at is None or self._clock() - self._read_at > REREAD_S
+
     async def left_out(self, namespace: str, now: datetime) -> dict[str, LeftOut]:
         """Return name → entry of the nodes that new plans of jobs in ``namespace`` must not use now.
 
@@ -73,9 +77,10 @@ class NodeFaults:
         """
         if self._policy is None:
             return {}
-        if self._read_at is None or self._clock() - self._read_at > REREAD_S:
+        if self._is_old:
             async with self._lock:
-                await self._try(self._read())
+                if self._is_old:  # Otherwise, another reconcile has read it meanwhile.
+                    await self._try(self._read())
         return left_out_nodes(self._exempt(self._ledger), namespace, now)
 
     async def note(self, faults: Iterable[Fault], now: datetime) -> Noted:

@@ -19,7 +19,7 @@ from dljob.status import NOT_YET
 
 RECHECK_S = 5.0
 """Seconds between two queries about the same object with a lasting problem."""
-LIST_EVENTS_S = 5.0
+EVENTS_S = 5.0
 """Time limit for listing events. A reconcile goes on without them, so that pods are planned and fenced in time."""
 _PATIENCE_S = {"Pod": 20.0}
 """Seconds that a problem must last before its warning is reported, by kind. Other kinds: ``RECHECK_S``.
@@ -98,7 +98,7 @@ class WarningEvents:
         selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
         watched.read_at = clock
         try:
-            async with asyncio.timeout(LIST_EVENTS_S):
+            async with asyncio.timeout(EVENTS_S):
                 events: list[Body] = await self._api.find(EVENT, job.namespace, fieldSelector=selector)
         except (ApiError, TimeoutError) as error:
             if not watched.failed:

@@ -61,6 +61,8 @@ class FakeApi:
         """Kinds whose objects the server refuses to create, for example because of a quota."""
         self.unlisted: dict[str, ApiError | None] = {}
         """Errors of lists, by kind. None: the server does not answer."""
+        self.uncreated: dict[str, ApiError | None] = {}
+        """Errors of requests to create an object, by kind. None: the server does not answer."""
         self.unreadable: set[str] = set()
         """Kinds whose single objects the operator may not read."""
         self.unavailable: set[str] = set()
@@ -122,6 +124,10 @@ class FakeApi:
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:
         if kind.kind in self.refused:  # Admission comes before the storage: also an object that exists is refused.
             raise ApiError(403, "Forbidden", f"exceeded quota: {kind.plural}")
+        if kind.kind in self.uncreated:
+            if (error := self.uncreated[kind.kind]) is None:
+                await asyncio.sleep(1e6)
+            raise error or ApiError(0, "TimeoutError", "")
         meta = body["metadata"]
         if (kind.plural, meta.get("namespace") or "", meta["name"]) in self.objects:
             raise ApiError(409, "AlreadyExists", meta["name"])

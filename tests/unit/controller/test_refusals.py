@@ -1,6 +1,7 @@
 """Tests that what the API server refuses has only the effects that it must have."""
 
 import logging
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -11,10 +12,12 @@ from dljob.kube import ApiError, JobKey, pki
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, PROFILE, STATEFUL_SET, Kind
 from dljob.reconcile import Desired, WorkloadChange
 from dljob.status import previous
+from dljob.status.pace import ProgressPace
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
+from support.controller.shared_devices import train
 from support.servers.fake_api import FakeApi, FakeCluster
-from support.virtual_time import now_s
+from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
 ONE_NODE: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
@@ -34,6 +37,68 @@ def reasons(cluster: FakeCluster, job: JobKey) -> set[str]:
     """Return the reasons of the job's events."""
     events = (body for (plural, _, _), body in cluster.api.objects.items() if plural == "events")
     return {str(event["reason"]) for event in events if event["involvedObject"]["name"] == job[1]}
+
+
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "no etcd"), None], ids=str)
+def test_events_that_cannot_be_posted_delay_nothing_and_are_posted_later(error: ApiError | None) -> None:
+    """Fixed bug: with a broken store of events only, each event delayed its job's status by a minute."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.api.uncreated["Event"] = error
+        jobs = [cluster.submit(f"job-{i}", f"team-{i}", **ONE_NODE) for i in range(2)]
+        await operator.watch(20.0)
+        assert {operator.planned(job) for job in jobs} == {"Planned"}
+        for job in jobs:
+            await cluster.edit(job, suspend=True)
+        await operator.watch(20.0)
+        assert {operator.condition(job, "Suspended") for job in jobs} == {("True", "Suspended")}
+        del cluster.api.uncreated["Event"]
+        await operator.watch(30.0)
+        assert all({"Planned", "Suspended"} <= reasons(cluster, job) for job in jobs)
+
+    on_two_nodes(body)
+
+
+def test_secret_that_a_quota_refused_with_a_conflict_is_created_later() -> None:
+    """Fixed bug: such an answer counted as one that it exists, and the pods waited for it for ten minutes."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.api.uncreated["Secret"] = ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas")
+        first = cluster.submit("first", **ONE_NODE)
+        await operator.watch(3.0)
+        assert not replicas(cluster, first)
+        del cluster.api.uncreated["Secret"]
+        await operator.watch(30.0)
+        assert replicas(cluster, first) == [1]
+        assert [key for key in cluster.api.objects if key[0] == "secrets"]
+
+    on_two_nodes(body)
+
+
+def test_use_of_devices_is_counted_once_if_progress_is_written_rarely() -> None:
+    """Fixed bug: each report counted again what had been used since the last write."""
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.node("n1", T4, 1)
+        pace = ProgressPace(0.03, now_s, burst=1)
+        async with Operator(cluster, pace=pace) as operator:
+            job = cluster.submit("first", **ONE_NODE)
+            await operator.watch(2.0)
+            await train(cluster, operator, job, "n1")
+            for step in range(510, 600, 10):
+                operator.now += timedelta(seconds=10)
+                body = await cluster.api.get(CONFIG_MAP, job[0], f"{job[1]}-report")
+                report = Report.parse(body["data"][REPORT_KEY]).model_copy(update={"step": step})
+                await cluster.api.merge(
+                    CONFIG_MAP, job[0], f"{job[1]}-report", {"data": {REPORT_KEY: report.to_json()}}
+                )
+                await operator.watch(10.0)
+            stored = (await cluster.api.get(DLJOB, *job))["status"]["usage"]["deviceSeconds"]
+            assert stored > 0
+            assert operator.metrics.device_seconds.labels("team-a")._value.get() == pytest.approx(stored)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("error", NOT_LISTED, ids=str)

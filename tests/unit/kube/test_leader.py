@@ -88,6 +88,53 @@ class Connection(Api):
         return [copy.deepcopy(self.far.lease)] if self.far.lease is not None else []
 
 
+class Disturbed(Connection):
+    """A connection on which one renewal, after ten seconds, is disturbed."""
+
+    def __init__(self, server: Server, how: str) -> None:
+        super().__init__(server)
+        self.how = how
+
+    def _is_due(self, how: str) -> bool:
+        if self.how != how or now_s() < 10.0:
+            return False
+        self.how = "no more"
+        return True
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        if self._is_due("the connection is dead"):
+            await asyncio.Event().wait()
+        found = await super().get(kind, namespace, name)
+        if self._is_due("somebody edits the Lease"):
+            self.far.write(found)
+        return found
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self._is_due("the answer is lost, and the request is sent again"):
+            await super().replace(kind, body)
+        return await super().replace(kind, body)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["somebody edits the Lease", "the answer is lost, and the request is sent again", "the connection is dead"],
+)
+def test_leader_keeps_the_lease_that_it_holds(how: str) -> None:
+    """Fixed bug: it gave up the Lease, and all jobs were planned and reconciled anew."""
+
+    async def scenario() -> None:
+        server = Server()
+        connection = Disturbed(server, how)
+        one = Leader(connection, "dljob", "a", clock=now_s)
+        await one.acquire()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.hold(), 60.0)
+        assert connection.how == "no more" and server.holder == "a"
+        assert server.lease is not None and server.lease["spec"]["leaseTransitions"] == 0
+
+    run(scenario())
+
+
 def leader(server: Server, identity: str, faults: Faults = no_faults) -> Leader:
     return Leader(Connection(server, faults), "dljob", identity, clock=now_s)
 

@@ -114,7 +114,8 @@ class Assigning:
         return replace(observed, room_for=room, resting=resting)
 
     def forget(self, key: JobKey) -> None:
-        self._gone.add(key)
+        if self._on:
+            self._gone.add(key)
         for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.pop(key, None)
 
