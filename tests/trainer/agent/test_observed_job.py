@@ -156,4 +156,7 @@ def test_report_names_pods_that_are_absent_or_prepare_for_long(job: ObservedJob)
     text = job._report().waits_for
     assert text is not None and text.endswith(f": {', '.join(pod for pod in job.plan.pods if pod != FIRST)}")
     job.prepared.update(job.plan.pods)
+    job.attempt.up.update(range(1, 3))
+    assert job._report().waits_for == f"these ranks have not started: 0 ({FIRST})"
+    job.attempt.up.add(0)
     assert job._report().waits_for is None

@@ -17,14 +17,15 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving(answer: bytes, folder: Path) -> AsyncIterator[KubeApi]:
-    """Answer each request with ``answer``, and keep the connection open until the client closes it."""
+async def serving(answer: bytes, folder: Path, *, closes: bool = False) -> AsyncIterator[KubeApi]:
+    """Answer each request with ``answer``. ``closes``: then close the connection; otherwise, the client closes it."""
     (folder / "token").write_text("secret")
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
-        await reader.read()
+        if not closes:
+            await reader.read()
         writer.close()
 
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
@@ -52,6 +53,26 @@ def test_watch_of_a_silent_server_ends(answer: bytes, tmp_path: Path, monkeypatc
 
     lines = answer.removeprefix(HEAD).splitlines()
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"data": {',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"data": {',
+    ],
+    ids=["no HTTP", "chunked", "plain"],
+)
+def test_truncated_answer_is_a_lost_connection(answer: bytes, tmp_path: Path) -> None:
+    """Fixed bug: it ended the agent with the exit code of a wrong configuration."""
+
+    async def main() -> None:
+        async with serving(answer, tmp_path, closes=True) as api:
+            with pytest.raises(ConnectionError, match="API server"):
+                await api.get("mine-report")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_end_of_a_watch_does_not_cancel_the_handling_of_an_event(

@@ -254,9 +254,7 @@ class Coordinator:
         self.job.attempts += 1
         plan = self.job.launchable
         assert plan is not None, "_gather ensures it"
-        self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
-        now_s = time.monotonic()
-        attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", now_s, shrunk_s=now_s)
+        attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", time.monotonic())
         self.job.attempt = attempt
         self.job.outputs.clear()
         self.job.ledger.begin_attempt(plan)
@@ -267,6 +265,8 @@ class Coordinator:
         await self._until(lambda: self.job.prepared >= set(plan.pods) or attempt.troubled)
         if attempt.troubled:
             return attempt
+        attempt.started_s = attempt.shrunk_s = time.monotonic()  # Copies of checkpoints may have taken minutes.
+        self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
         self.job.ledger.mark_start(launched_unix_s=time.time())
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.LAUNCHING)

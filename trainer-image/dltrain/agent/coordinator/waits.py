@@ -6,9 +6,9 @@ from dlcontract import Plan
 from dltrain.agent.coordinator.diagnosis import Attempt
 
 SHOWN = 4
-"""Maximum number of pods that a text names."""
+"""Maximum number of pods or ranks that a text names."""
 PREPARE_S = 30.0
-"""Seconds for which a pod may prepare a launch before the report says so. Most pods need milliseconds."""
+"""Seconds for which pods may prepare a launch, or ranks start, before the report says so. 1 to 2 s are usual."""
 
 
 class Waits:
@@ -41,12 +41,15 @@ class Waits:
         if attempt is None:
             absent = [pod for pod in plan.pods if pod not in present]
             return f"not connected: {_listed(absent)}" if absent else None
-        unprepared = [pod for pod in attempt.plan.pods if pod not in prepared]
-        if not unprepared or now_s - attempt.started_s <= PREPARE_S:
+        if now_s - attempt.started_s <= PREPARE_S:
             return None
-        return f"these pods are being prepared, such as by copying checkpoints from a bucket: {_listed(unprepared)}"
+        if unprepared := [pod for pod in attempt.plan.pods if pod not in prepared]:
+            return f"these pods are being prepared, such as by copying checkpoints from a bucket: {_listed(unprepared)}"
+        begun = attempt.up | attempt.ended.keys() | attempt.absent
+        coming = [f"{rank.rank} ({rank.pod})" for rank in attempt.plan.ranks if rank.rank not in begun]
+        return f"these ranks have not started: {_listed(coming)}" if coming else None
 
 
-def _listed(pods: Sequence[str]) -> str:
-    more = f" and {len(pods) - SHOWN} more" if len(pods) > SHOWN else ""
-    return f"{', '.join(pods[:SHOWN])}{more}"
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"

@@ -64,7 +64,11 @@ class KubeApi:
 
     async def get(self, name: str) -> dict[str, Any]:
         """Return the ConfigMap ``name`` as the dictionary of its JSON."""
-        result: dict[str, Any] = json.loads(await self._call("GET", self._path(name)))
+        answer = await self._call("GET", self._path(name))
+        try:
+            result: dict[str, Any] = json.loads(answer)
+        except ValueError as error:
+            raise ConnectionError(f"found {len(answer)} bytes of an answer of the API server; expected more") from error
         return result
 
     async def patch_data(self, name: str, data: dict[str, str]) -> None:
@@ -149,8 +153,10 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
         raise ConnectionError(
             "the API server closed the connection without an answer; expected an HTTP response"
         ) from error
-    status = head.split(" ", 2)[1]
-    return int(status), "transfer-encoding: chunked" in head.lower()
+    status = head.split(" ", 2)[1:2]
+    if not (status and status[0].isdecimal()):
+        raise ConnectionError(f"found {head[:80]!r}; expected an HTTP response of the API server")
+    return int(status[0]), "transfer-encoding: chunked" in head.lower()
 
 
 async def _body(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:

@@ -149,7 +149,8 @@ class LocalRanks:
         if ending:
             log.info("attempt %s ends; killed %d processes", attempt, len(ending))
             await asyncio.gather(*(process.ended for process in ending))
-        await asyncio.gather(*(run.finished for run in self.running.values() if run.finished is not None))
+        finished = [run.finished for run in self.running.values() if run.finished is not None]
+        await asyncio.gather(*finished, return_exceptions=True)  # The next attempt must not fail again as this one.
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:

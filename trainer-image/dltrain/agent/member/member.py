@@ -8,13 +8,13 @@ seen and refuses coordinators with lower terms. When the coordinator's connectio
 import asyncio
 import logging
 
-from dlcontract import Plan, RunPhase
+from dlcontract import Failure, Plan, RunPhase, reasons
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.agent.member.staged_checkpoints import is_staged
 from dltrain.host.tasks import Tasks
 from dltrain.protocol import agent_messages as proto
-from dltrain.protocol.rank_messages import AttemptPlan
+from dltrain.protocol.rank_messages import AttemptPlan, Failed
 from dltrain.record.job_logs import RankOutput
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,16 @@ class Member:
         if await self.local.staged.restore(attempt, plan) and attempt == self.local.attempt:
             channel.send(proto.Prepared(attempt=attempt))
 
+    def _not_prepared(self, attempt: str, plan: Plan, error: OSError) -> proto.RankUpdate:
+        """Return the failure of a launch that this pod cannot prepare, such as because its disk is full."""
+        rank = next((each.rank for each in plan.ranks if each.pod == self.pod), 0)
+        text = (
+            f"pod {self.pod}: found the error {error} while it prepared a launch; expected to write to "
+            f"{self.local.run_dir}. Look at the disk of its node, and at spec.trainer.scratch.size"
+        )
+        failure = Failure(reason=reasons.LAUNCH_FAILED, message=text[:8192], rank=rank, host=self.pod)
+        return proto.RankUpdate(attempt=attempt, message=Failed(rank=rank, failure=failure))
+
     async def _obey(self, line: proto.Line, channel: proto.Channel) -> None:
         assert self.plan is not None
         match line:
@@ -179,7 +189,11 @@ class Member:
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
                 attempt_plan = AttemptPlan.of(current_plan, **history)
-                await self.local.begin(line.attempt, attempt_plan)
+                try:
+                    await self.local.begin(line.attempt, attempt_plan)
+                except OSError as error:
+                    channel.send(self._not_prepared(line.attempt, attempt_plan, error))
+                    return
                 if is_staged(attempt_plan):
                     # Further messages must be obeyed meanwhile, because this can take minutes.
                     self._tasks.spawn(self._restore(line.attempt, attempt_plan, channel))

@@ -61,6 +61,8 @@ class StagedCheckpoints:
         self._tasks: Tasks[None] = Tasks()
         self._process: Process | None = None
         self._output: Output | None = None
+        self._trouble = ""
+        """Why the process that copies could not be started; empty: it was started."""
         self._ended_unix_s: float | None = None
         """Time at which the last ranks of this pod ended; None: this agent has seen no end.
 
@@ -88,8 +90,18 @@ class StagedCheckpoints:
             self._fail(attempt, end)
             return False
         if self._pod in plan.pods:
-            self._tasks.spawn(self._report_early_end(attempt, self._start("watch")))
+            try:
+                watching = self._start("watch")
+            except OSError as error:
+                self._fail(attempt, self._not_started(error))
+                return False
+            self._tasks.spawn(self._report_early_end(attempt, watching))
         return True
+
+    def _not_started(self, error: OSError) -> Exit:
+        """Note why the process that copies cannot be started, such as a limit of processes. Return its exit status."""
+        self._output, self._trouble = None, f"the copy of the checkpoints cannot be started: {error}"
+        return Exit(code=EXIT_NOT_FETCHED)
 
     async def _report_early_end(self, attempt: str, process: Process) -> None:
         """Emit the failure of a ``process`` that gives up, such as after minutes of errors, while ranks run."""
@@ -147,6 +159,7 @@ class StagedCheckpoints:
         where = ("--attempt", self._attempt, "--pod", self._pod)
         command = (mode, "--plan", str(self._plan_file), *where, *arguments)
         self._process, self._output = _started(self._reaper, self._env, command, self._read)
+        self._trouble = ""
         return self._process
 
     def _read(self, _: bytes) -> None:
@@ -154,7 +167,10 @@ class StagedCheckpoints:
             self._left_to_others.set()
 
     async def _run(self, mode: str, *arguments: str) -> Exit:
-        process = self._start(mode, *arguments)
+        try:
+            process = self._start(mode, *arguments)
+        except OSError as error:
+            return self._not_started(error)
         end = await process.ended
         if self._process is process:
             self._process = None
@@ -163,7 +179,8 @@ class StagedCheckpoints:
     def _fail(self, attempt: str, end: Exit) -> None:
         """Emit the failure of the process that copies, which has ended with the exit status ``end``."""
         lines = self._output.tail.strip().splitlines() if self._output is not None else []
-        message = lines[-1].removeprefix("dltrain: ") if lines else f"the copy of the checkpoints ended with {end}"
+        otherwise = self._trouble or f"the copy of the checkpoints ended with {end}"
+        message = lines[-1].removeprefix("dltrain: ") if lines else otherwise
         if self._plan is None:
             return
         rank = next((each.rank for each in self._plan.ranks if each.pod == self._pod), 0)
@@ -208,6 +225,9 @@ def _started(
     command = (sys.executable, *isolated, "-m", "dltrain.object_store.stage", *arguments)
     try:
         process = reaper.start(command, env=env, output=write_fd)
+    except OSError:
+        os.close(read_fd)
+        raise
     finally:
         os.close(write_fd)
     return process, Output("[checkpoints] ", read_fd, read)
