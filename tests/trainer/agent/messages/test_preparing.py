@@ -67,7 +67,7 @@ def test_full_disk_is_a_failure_with_its_reason(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "plan.new"))
 
     member = Member(POD, "uid")
-    member.plan = make_plan(3)
+    member.plan, member.term = make_plan(3), 1
     member.local = SimpleNamespace(begin=begin, run_dir=tmp_path, attempt="1.1")  # type: ignore[assignment]
     [update] = obey(member, proto.Prepare(attempt="1.1", pods=member.plan.pods, faults=0, trained_s=0.0))
     assert update.attempt == "1.1" and isinstance(update.message, Failed)
