@@ -66,6 +66,8 @@ def _moment(value: object) -> object:
     raise ValueError(f"found {value!r:.100}; expected {_MOMENT_EXAMPLE}. Write it in this form")
 
 
+SHA256_PATTERN = "^[0-9a-f]{64}$"
+
 Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
 """A point in time as in RFC 3339: ``2026-12-01T18:00:00Z``."""
 
@@ -85,6 +87,7 @@ PATTERNS = {
     _LABEL_KEY_PATTERN: "the key of a label such as example.com/pool or pool",
     _CONDITION_PATTERN: "the type of a condition such as MemoryPressure or example.com/GpuUnhealthy",
     _LABEL_VALUE_PATTERN: "the value of a label: letters, digits, dashes, dots and underscores",
+    SHA256_PATTERN: "64 hexadecimal digits in lower case, as sha256sum prints them",
     GIT_URL_PATTERN: "an https:// or http:// URL of a repository, without user and password",
     FOLDER_PATTERN: "a relative path below the top folder such as examples/digits",
     _DNS_LABEL_PATTERN: "a name of lower-case letters, digits and dashes",

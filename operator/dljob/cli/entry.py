@@ -1,6 +1,8 @@
 """Parse the command line, run a command, and print errors as one line."""
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of the API server, which is printed in one line (``BadInputError``). 130: Ctrl-C.
     """
     code = 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Not every terminal shows all characters.
+            stream.reconfigure(errors="replace")
     try:
         try:
             code = _run(parser().parse_args(arguments))
@@ -68,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) closed the pipe. Python must not write to it again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"dljob: the output was not written: {error.strerror}. Write it elsewhere", file=sys.stderr)
+        code = 2
     return code
 
 

@@ -133,6 +133,9 @@ MACHINE_CPU_LABEL = "dljob.dev/machine-cpu"
 MAX_NODES = 100_000
 
 
+_EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
+
+
 def cluster_view(document: object) -> ClusterView:
     """Return a cluster from a mapping, as read from YAML::
 
@@ -150,9 +153,11 @@ def cluster_view(document: object) -> ClusterView:
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
-        found = sorted(map(str, document)) if isinstance(document, Mapping) else type(document).__name__
+        found = ", ".join(sorted(map(str, document))) if isinstance(document, Mapping) else type(document).__name__
+        if isinstance(document, Mapping) and set(document) == {"nodes"}:
+            raise ValueError(f"cluster: nodes: found {entries!r:.100}; expected a list, such as {_EXAMPLE}")
         raise ValueError(
-            f"cluster: found {found}; expected a mapping with the single key nodes, whose value is a list of nodes"
+            f"cluster: found {found}; expected a mapping with the single key nodes, such as nodes: {_EXAMPLE}"
         )
     nodes: list[Node] = []
     for i, entry in enumerate(entries):
@@ -175,6 +180,11 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     device = entry.get("device", "cpu")
     if not isinstance(device, str) or not 1 <= len(device) <= 63:
         raise ValueError(f".device: found {device!r}; expected the name of a device type, of at most 63 characters")
+    if "devices" in entry and "device" not in entry:
+        raise ValueError(
+            f".devices: found {entry['devices']!r} without a device; expected also its type, such as device: "
+            "NVIDIA-A100-SXM4-40GB"
+        )
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
     is_gpu = entry.get("gpu", gpu(device) is not None)

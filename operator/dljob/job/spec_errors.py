@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -53,9 +53,10 @@ class InvalidSpecError(ValueError):
         self.problems = problems
 
 
-def problems_of(error: ValidationError, root: str = "spec") -> tuple[Problem, ...]:
-    """Return all errors of a spec, with the messages of ``in_words``."""
-    return tuple(Problem.of(_in_words(item, root, REFERENCE)) for item in error.errors())
+def problems_of(error: ValidationError, root: str = "spec", types: Collection[str] = ()) -> tuple[Problem, ...]:
+    """Return the errors of a spec, with the messages of ``in_words``. ``types``: those of pydantic; empty: all."""
+    wanted = (item for item in error.errors() if not types or item["type"] in types)
+    return tuple(Problem.of(_in_words(item, root, REFERENCE)) for item in wanted)
 
 
 def in_words(error: ValidationError, root: str = "spec", reference: str = REFERENCE) -> str:
@@ -86,10 +87,44 @@ def _expected(error: ErrorDetails) -> str:
     """Return the words that follow "expected" in the message for a validation error."""
     if meaning := PATTERNS.get(str(error.get("ctx", {}).get("pattern"))):
         return meaning
+    if text := _of_type(error):
+        return text
     message = error["msg"]
     if (rest := message.removeprefix("Input should be ")) != message:
         return f"a number {rest}" if rest.startswith(("greater", "less")) else rest
     return f"a valid value: {message[:1].lower()}{message[1:]}"
+
+
+_NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
+_MAPPINGS = {
+    "ModelSpec": "{{name: {}}}",
+    "DatasetSpec": "{{name: {}}}",
+    "NodeRange": "{{min: {0}, max: {0}}}",
+    "Planning": "{{mode: {}}}",
+}
+"""Class of a section of the spec → how to write the one value that users put in its place."""
+
+
+def _of_type(error: ErrorDetails) -> str:
+    """Return what is expected in place of a value of another type, with an example; empty for other errors."""
+    found = error["input"]
+    plain = isinstance(found, str | int | float) and not isinstance(found, bool)
+    match error["type"]:
+        case "string_type":
+            return f'text. Put the value in quotes: "{found}"' if plain else "text"
+        case "tuple_type" | "list_type":
+            if isinstance(found, Mapping):
+                pairs = [f"{{name: {name}, value: {value}}}" for name, value in found.items()][:1]
+                return f"a list, such as {pairs}".replace("'", "") if error["loc"][-1:] == ("env",) else "a list"
+            return f"a list, such as [{', '.join(str(found).split())}]" if plain else "a list"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            example = _MAPPINGS.get(str(error.get("ctx", {}).get("class_name")))
+            return f"a mapping, such as {example.format(found)}" if example and plain else "a mapping of its fields"
+        case "int_type" | "float_type" if isinstance(found, str) and _NUMBER.fullmatch(found):
+            return "a number without quotes"
+        case "bool_type" | "bool_parsing":
+            return "true or false"
+    return ""
 
 
 def _found(rule: str, given: object) -> str:

@@ -70,6 +70,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str,
     ("stages", DIGITS, STAGES, CPUS, "spec.parallelism.stages", "64", "fewer"),
     ("parts", DIGITS, {"parallelism.microBatches": 10**5}, CPUS, "spec.parallelism.microBatches", "100000", "4096"),
     ("device", DIGITS, {"devices": ["h100"]}, CPUS, "spec.devices", "h100", "correct the name"),
+    ("CPUs without quotes", DIGITS, {"resources": {"cpu": 2}}, CPUS, "spec.resources.cpu", "2", 'quotes: "2"'),
+    ("command", OWN, {"trainer.command": "python a.py"}, GPUS, "spec.trainer.command", "python", "[python, a.py]"),
+    ("one device", DIGITS, {"devices": "cpu"}, CPUS, "spec.devices", "cpu", "[cpu]"),
+    ("variables", DIGITS, {"trainer.env": {"A": "b"}}, CPUS, "spec.trainer.env", "A", "[{name: A, value: b}]"),
+    ("model", DIGITS, {"model": "mlp"}, CPUS, "spec.model", "mlp", "{name: mlp}"),
+    ("number of nodes", DIGITS, {"nodes": 3}, CPUS, "spec.nodes", "3", "{min: 3, max: 3}"),
+    ("text for a number", DIGITS, {"epochs": "5"}, CPUS, "spec.epochs", "5", "a number without quotes"),
+    ("true for a number", DIGITS, {"globalBatchSize": True}, CPUS, "spec.globalBatchSize", "True", "integer"),
+    ("local data", OWN, {"dataset.uri": "/data/x.npz"}, GPUS, "spec.dataset.uri", "/data", "s3://BUCKET/KEY"),
+    ("checksum", OWN, {"dataset.sha256": "abc"}, GPUS, "spec.dataset.sha256", "abc", "64 hexadecimal digits"),
     ("interval", DIGITS, {"checkpoint": {"interval": "0s"}}, CPUS, "spec.checkpoint.interval", "0s", "set a time"),
 ]  # fmt: skip
 
@@ -113,3 +123,48 @@ def test_one_message_names_the_field_that_is_the_cause(
     after = message.partition(field)[2]
     assert found in after and remedy in after
     assert code == 2 or after.count("found") <= 2, "one message for one mistake"
+
+
+JOB = json.dumps({"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": "x"}, "spec": DIGITS})
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "message"),
+    [
+        (JOB.replace('"epochs"', '"epochs": 7, "epochs"').encode(), CPUS, "found the key 'epochs' twice"),
+        (JOB.replace("DLJob", "DLjob").encode(), CPUS, "found no DLJob among its documents, but the kind DLjob"),
+        (JOB.encode("utf-16"), CPUS, "found the byte 0xff at position 0; expected text in UTF-8"),
+        (JOB.encode(), {"nodes": 3}, "cluster: nodes: found 3; expected a list, such as [{count: 3, cpu: 2"),
+        (JOB.encode(), {"pods": []}, "cluster: found pods; expected a mapping with the single key nodes"),
+        (JOB.encode(), {"nodes": [{"cpu": 2, "devices": 4}]}, "nodes[0].devices: found 4 without a device"),
+    ],
+    ids=["key", "kind", "encoding", "nodes", "cluster", "device"],
+)
+def test_files_that_are_no_job_or_no_cluster(
+    job: bytes, cluster: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_bytes(job)
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", "0.001", ".001"])
+def test_numbers_are_read_as_kubectl_reads_them(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JOB.replace('"epochs": 5', f'"epochs": 5e0, "optimizer": {{"learningRate": {number}}}')
+    (tmp_path / "job.yaml").write_text(job)
+    (tmp_path / "cluster.yaml").write_text(json.dumps(CPUS))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"] is not None
+
+
+@pytest.mark.parametrize("option", ["--cluster", "--profiles", "--defaults"])
+def test_empty_path_is_no_path(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fixed bug: with an unset variable in a script, ``dljob plan`` asked the cluster of the kubeconfig."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "cluster.yaml").write_text(json.dumps(CPUS))
+    others = [] if option == "--cluster" else ["--cluster", str(tmp_path / "cluster.yaml")]
+    assert main(["plan", str(tmp_path / "job.yaml"), *others, option, ""]) == 2
+    assert "found an empty path; expected that of a file" in capsys.readouterr().err

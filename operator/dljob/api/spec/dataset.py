@@ -8,10 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from dlcontract import DATASET_DIR, DATASET_SUMS
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Rule
+from dljob.api.base import PATTERNS, SHA256_PATTERN, ApiModel, Bytes, DnsSubdomain, Rule
 
 _LOCAL = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+"
 REMOTE = r"https?://[^/?#]+/[^?#]*[^/?#.](\?.*)?|s3://[^/?#]+/.*[^/.]"
+_URI_PATTERN = f"^({_LOCAL}|{REMOTE})$"
+PATTERNS[_URI_PATTERN] = "pvc://CLAIM/PATH, file:///PATH in the image, http(s)://HOST/PATH or s3://BUCKET/KEY"
 _IS_REMOTE = "has(self.uri) && (self.uri.startsWith('http') || self.uri.startsWith('s3:'))"
 
 
@@ -100,7 +102,7 @@ class Dataset(ApiModel):
     uri: Annotated[
         str | None,
         Field(
-            pattern=f"^({_LOCAL}|{REMOTE})$",
+            pattern=_URI_PATTERN,
             max_length=2048,
             description="Location of the data: pvc://CLAIM/PATH (a claim in the job's namespace), file:///PATH (in the "
             "image), or http://, https:// or s3://BUCKET/KEY, which is fetched to each node before training. A file "
@@ -120,7 +122,7 @@ class Dataset(ApiModel):
     sha256: Annotated[
         str | None,
         Field(
-            pattern="^[0-9a-f]{64}$",
+            pattern=SHA256_PATTERN,
             max_length=64,
             description="SHA-256 checksum of the file at uri, as sha256sum prints it. It is verified before training. "
             "With distribution Sharded, the checksum of the file FILE.blocks beside it, as "

@@ -5,11 +5,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dljob.api.base import FOLDER_PATTERN, GIT_URL_PATTERN, ApiModel, DnsSubdomain, Rule
+from dljob.api.base import FOLDER_PATTERN, GIT_URL_PATTERN, PATTERNS, SHA256_PATTERN, ApiModel, DnsSubdomain, Rule
 from dljob.api.spec.dataset import REMOTE
 
 _COMMIT = "^[0-9a-f]{40}$"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/(\.?[^/.][^/]*/)*\.?[^/.][^/]*"
+_URI_PATTERN = f"^({_CLAIM}|{REMOTE})$"
+PATTERNS[_URI_PATTERN] = "pvc://CLAIM/PATH, http(s)://HOST/PATH or s3://BUCKET/KEY"
 
 Folder = Annotated[
     str | None,
@@ -75,7 +77,7 @@ class ArchiveSource(ApiModel):
     uri: Annotated[
         str,
         Field(
-            pattern=f"^({_CLAIM}|{REMOTE})$",
+            pattern=_URI_PATTERN,
             max_length=2048,
             description="Location of the archive: pvc://CLAIM/PATH (a claim in the job's namespace), http://, https:// "
             "or s3://BUCKET/KEY.",
@@ -84,7 +86,7 @@ class ArchiveSource(ApiModel):
     sha256: Annotated[
         str | None,
         Field(
-            pattern="^[0-9a-f]{64}$",
+            pattern=SHA256_PATTERN,
             max_length=64,
             description="SHA-256 checksum of the archive, as sha256sum prints it. With it, all ranks and restarts run "
             "the same code.",

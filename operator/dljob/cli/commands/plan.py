@@ -60,18 +60,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
-    chosen = operator_pods.from_file(given.defaults) if given.defaults else None
+    chosen = operator_pods.from_file(given.defaults) if given.defaults is not None else None
     refused: list[str] = []
-    if given.cluster:
+    if given.cluster is not None:
         if options := remote.cluster_options(given):
             option, value = next(iter(options.items()))
             raise BadInputError(
                 f"{option}: found {value} with --cluster; expected one of them, because a file describes the cluster. "
                 f"Remove {option} or --cluster"
             )
-        profiles = files.profiles(given.profiles) if given.profiles else ()
+        profiles = files.profiles(given.profiles) if given.profiles is not None else ()
         state = ClusterState(files.cluster(given.cluster), {}, profiles=profiles)
-    elif given.profiles:
+    elif given.profiles is not None:
         raise BadInputError(
             "--profiles: found this option without --cluster; expected both, because the current cluster has its own "
             "profiles. Add --cluster FILE or remove --profiles"

@@ -25,7 +25,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
-    view = files.cluster(given.cluster) if given.cluster else None
+    view = files.cluster(given.cluster) if given.cluster is not None else None
     try:
         service = Service((given.host, given.port), view)
     except (OSError, OverflowError) as error:

@@ -121,7 +121,7 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
             "and reading the data take time. Pass a longer limit."
         )
     found = None if given.no_baseline else _baseline(subject, limit_s)
-    view = files.cluster(given.cluster) if given.cluster else this_machine()
+    view = files.cluster(given.cluster) if given.cluster is not None else this_machine()
     here = given.cluster is None
 
     def predict(settings: model.Settings) -> Prediction:

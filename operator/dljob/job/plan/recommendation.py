@@ -1,8 +1,10 @@
 """Recommendation of a plan for a job's manifest and a cluster, as objects or as JSON. This module does no I/O."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +33,8 @@ from dljob.planner import Decision, Infeasible, Learned, Request, VolumeLimit, p
 from dljob.planner.candidates.pools import allowed
 from dljob.planner.observed import described
 
+CONVERTED = ("int_type", "float_type", "bool_type", "string_type")
+"""Types of errors by which pydantic refuses a value of another type. Elsewhere, it parses texts, such as dates."""
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Job names that satisfy both Kubernetes' rules for names and JOB_NAME_RULE."""
 
@@ -110,9 +114,29 @@ def parse_job(manifest: object) -> Job:
         raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
     try:
-        return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec), manifest)
+        parsed = DLJobSpec.model_validate(spec)
     except ValidationError as error:
         raise InvalidSpecError(problems_of(error)) from None
+    _check_types(spec)
+    return Job(name, str(namespace) if namespace else None, parsed, manifest)
+
+
+def _check_types(spec: Mapping[str, Any]) -> None:
+    """Raise ValueError for values that pydantic converts and the API server refuses, such as '5' for a number."""
+    try:
+        text = json.dumps(spec, default=_as_text, allow_nan=False)
+    except ValueError:
+        raise ValueError("spec: found a number that is not finite; expected finite numbers") from None
+    try:
+        DLJobSpec.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        if found := problems_of(error, types=CONVERTED):
+            raise InvalidSpecError(found) from None
+
+
+def _as_text(value: object) -> str:
+    """Return a date of YAML as the text that a user has written; the API server knows no dates."""
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def checked_profiles(documents: object) -> tuple[Mapping[str, Any], ...]:
