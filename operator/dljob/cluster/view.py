@@ -155,9 +155,10 @@ def cluster_view(document: object) -> ClusterView:
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
         found = ", ".join(sorted(map(str, document))) if isinstance(document, Mapping) else type(document).__name__
         if isinstance(document, Mapping) and set(document) == {"nodes"}:
-            raise ValueError(f"cluster: nodes: found {entries!r:.100}; expected a list, such as {_EXAMPLE}")
+            raise ValueError(f"cluster: nodes: found {entries!r:.100}; expected a list of nodes, such as {_EXAMPLE}")
         raise ValueError(
-            f"cluster: found {found}; expected a mapping with the single key nodes, such as nodes: {_EXAMPLE}"
+            f"cluster: found {found}; expected a mapping with the single key nodes and a list of nodes, such as "
+            f"nodes: {_EXAMPLE}"
         )
     nodes: list[Node] = []
     for i, entry in enumerate(entries):

@@ -28,7 +28,6 @@ from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
 from dltrain.protocol.volume_layout import logs_directory
 from dltrain.record.run_report import files
 from dltrain.record.run_report.document import Document
-from support.trainer.debugger import debugging
 from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, job, leave, logged_rank
 from support.trainer.ranks import SPEAKING, speaking
 
@@ -122,25 +121,6 @@ def test_killed_rank_is_restarted_in_the_same_pods(three: Job) -> None:
     assert report.failure is not None and report.failure.rank == 1 and report.failure.exit_code == 137
     assert report.failure.host == "test-cpu-1" and "process" in report.failure.log_tail
     assert all(pod.starts == 1 for pod in three.pods)
-
-
-@pytest.mark.long
-def test_report_says_that_a_killed_rank_has_not_ended(two: Job) -> None:
-    """A debugger holds the rank, as a volume that does not answer would. The job goes on when it lets go."""
-    two.start(two.plan(speaking("400", "mpi=1")), **NO_TORCH)
-    two.until(lambda r: r.step >= 1)
-    debugger = debugging(logged_rank(two.pods[1], 1))
-    try:
-        os.kill(logged_rank(two.pods[0], 0), KILL)
-        report = two.until(lambda r: r.waits_for is not None and "killed" in r.waits_for)
-        text = re.sub(r"process \d+", "process N", report.waits_for or "")
-        assert text == "pod test-cpu-1: killed, but not ended: rank 1 (process N, state Z)"
-        assert report.phase is RunPhase.RESTARTING
-    finally:
-        debugger.kill()
-        debugger.wait()
-    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
-    assert report.waits_for is None and report.restarts == {"RankKilled": 1}
 
 
 def test_hung_rank_is_detected_and_restarted(two: Job) -> None:

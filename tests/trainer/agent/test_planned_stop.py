@@ -1,7 +1,8 @@
-"""Tests of jobs whose pods are asked to stop, with real agents: output, grace period, and steps that are done twice."""
+"""Tests of jobs whose pods or ranks stop, with real agents: output, grace period, repeated steps, and waits."""
 
 import gzip
 import os
+import re
 import shutil
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from dlcontract import CheckpointRef, ModelRef, RunPhase
 from dltrain.record.run_report.document import Document
+from support.trainer.debugger import debugging
 from support.trainer.pods import KILL, TERM, UID, Job, leave, logged_rank
 from support.trainer.ranks import speaking
 
@@ -159,3 +161,22 @@ def test_steps_that_are_done_twice_are_in_the_report(two: Job) -> None:
         pod.start(**NO_TORCH)
     later = two.until(lambda r: r.term > report.term and r.steps_repeated > report.steps_repeated)
     assert later.steps_repeated >= report.steps_repeated + 1
+
+
+@pytest.mark.long
+def test_report_says_that_a_killed_rank_has_not_ended(two: Job) -> None:
+    """A debugger holds the rank, as a volume that does not answer would. The job goes on when it lets go."""
+    two.start(two.plan(speaking("400", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    debugger = debugging(logged_rank(two.pods[1], 1))
+    try:
+        os.kill(logged_rank(two.pods[0], 0), KILL)
+        report = two.until(lambda r: r.waits_for is not None and "killed" in r.waits_for)
+        text = re.sub(r"process \d+", "process N", report.waits_for or "")
+        assert text == "pod test-cpu-1: killed, but not ended: rank 1 (process N, state Z)"
+        assert report.phase is RunPhase.RESTARTING
+    finally:
+        debugger.kill()
+        debugger.wait()
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
+    assert report.waits_for is None and report.restarts == {"RankKilled": 1}

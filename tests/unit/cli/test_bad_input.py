@@ -134,7 +134,7 @@ JOB = json.dumps({"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata
         (JOB.replace('"epochs"', '"epochs": 7, "epochs"').encode(), CPUS, "found the key 'epochs' twice"),
         (JOB.replace("DLJob", "DLjob").encode(), CPUS, "found no DLJob among its documents, but the kind DLjob"),
         (JOB.encode("utf-16"), CPUS, "found the byte 0xff at position 0; expected text in UTF-8"),
-        (JOB.encode(), {"nodes": 3}, "cluster: nodes: found 3; expected a list, such as [{count: 3, cpu: 2"),
+        (JOB.encode(), {"nodes": 3}, "cluster: nodes: found 3; expected a list of nodes, such as [{count: 3, cpu: 2"),
         (JOB.encode(), {"pods": []}, "cluster: found pods; expected a mapping with the single key nodes"),
         (JOB.encode(), {"nodes": [{"cpu": 2, "devices": 4}]}, "nodes[0].devices: found 4 without a device"),
     ],

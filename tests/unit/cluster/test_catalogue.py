@@ -129,8 +129,8 @@ def test_cluster_file_is_parsed() -> None:
     ("document", "message"),
     [
         ([], "found list; expected a mapping with the single key nodes"),
-        ({"machines": []}, "found ['machines']"),
-        ({"nodes": 3}, "expected a mapping with the single key nodes, whose value is a list"),
+        ({"machines": []}, "found machines; expected a mapping with the single key nodes"),
+        ({"nodes": 3}, "nodes: found 3; expected a list of nodes"),
         ({"nodes": ["a"]}, "nodes[0]: found 'a'; expected a mapping"),
         ({"nodes": [{"name": [1]}]}, "nodes[0].name: found [1]; expected a name"),
         ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no'; expected true or false"),
@@ -139,7 +139,11 @@ def test_cluster_file_is_parsed() -> None:
         ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0; expected more than 0"),
         ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1; expected a quantity"),
         ({"nodes": [{"count": 0}]}, "nodes[0].count: found 0; expected a whole number from 1"),
-        ({"nodes": [{"devices": 2, "free": 3}]}, "nodes[0].free: found 3; expected a whole number from 0 to 2"),
+        ({"nodes": [{"devices": 2}]}, "nodes[0].devices: found 2 without a device"),
+        (
+            {"nodes": [{"device": "Tesla-T4", "devices": 2, "free": 3}]},
+            "nodes[0].free: found 3; expected a whole number from 0 to 2",
+        ),
         ({"nodes": [{"device": 5}]}, "nodes[0].device: found 5"),
         ({"nodes": [{"labels": {"a": 1}}]}, "nodes[0].labels: found {'a': 1}"),
         ({"nodes": [{"taints": ["x"]}]}, "nodes[0].taints: found ['x']"),

@@ -112,6 +112,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "startup": some({}, **{f"{name}_unix_s": st.none() | times for name in marks}),
     "outcome": st.none() | outcomes,
     "mismatches": st.lists(some({"rank": counts, "planned": devices, "found": devices}), max_size=3),
+    "waits_for": st.none() | texts,
     "refused_sizes": st.lists(some({"ranks": counts, "message": texts}), max_size=3),
     "link_latency_s": st.none() | seconds,
     "structure": st.none() | structures,
