@@ -156,9 +156,9 @@ class Leader:
                 await asyncio.sleep(RENEW_S if not failed else RETRY_S)
                 left_s = max(0.1, GIVE_UP_S - (self._clock() - renewed))
                 try:
-                    # Half of the time is left for another connection, in case this one is dead.
-                    async with asyncio.timeout(left_s if failed else left_s / 2):
-                        held = await self._take()
+                    # In case this connection is dead, half of the time is left for another one.
+                    async with asyncio.timeout(left_s):
+                        held = await self._take(left_s if failed else left_s / 2)
                 except (ApiError, TimeoutError) as error:
                     failed = True
                     log.warning("the Lease was not renewed (%r); trying again", error)
@@ -256,20 +256,22 @@ class Leader:
         except ApiError as error:
             log.warning("the Lease was not released (%s); it ends when it expires", error)
 
-    async def _take(self) -> bool:
+    async def _take(self, read_s: float | None = None) -> bool:
         """Try to acquire or renew the Lease. Return True if this operator is the holder of the Lease now.
 
         Return False if another operator holds it, or was the first to write it. A conflict alone does not show that: a
-        renewal whose answer was lost is sent again, and somebody may have edited the Lease.
+        renewal whose answer was lost is sent again, and somebody may have edited the Lease. ``read_s``: limit of the
+        time to read the Lease, in seconds.
         """
-        held = await self._try_to_take()
-        return bool(await self._try_to_take() if held is None else held)
+        held = await self._try_to_take(read_s)
+        return bool(await self._try_to_take(read_s) if held is None else held)
 
-    async def _try_to_take(self) -> bool | None:
+    async def _try_to_take(self, read_s: float | None) -> bool | None:
         """Read and write the Lease once. Return None after a conflict, and otherwise as ``_take`` does."""
         self._asked = self._clock()
         try:
-            lease = await self._api.get(LEASE, self._namespace, self._name)
+            async with asyncio.timeout(read_s):
+                lease = await self._api.get(LEASE, self._namespace, self._name)
         except ApiError as error:
             if not error.not_found:
                 raise
