@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -157,8 +158,9 @@ class Leader:
                 left_s = max(0.1, GIVE_UP_S - (self._clock() - renewed))
                 try:
                     # In case this connection is dead, half of the time is left for another one.
-                    async with asyncio.timeout(left_s):
-                        held = await self._take(left_s if failed else left_s / 2)
+                    end_s = asyncio.get_running_loop().time() + left_s
+                    async with asyncio.timeout(left_s if failed else left_s / 2) as limit:
+                        held = await self._take(partial(limit.reschedule, end_s))
                 except (ApiError, TimeoutError) as error:
                     failed = True
                     log.warning("the Lease was not renewed (%r); trying again", error)
@@ -256,22 +258,22 @@ class Leader:
         except ApiError as error:
             log.warning("the Lease was not released (%s); it ends when it expires", error)
 
-    async def _take(self, read_s: float | None = None) -> bool:
+    async def _take(self, read: Callable[[], None] = lambda: None) -> bool:
         """Try to acquire or renew the Lease. Return True if this operator is the holder of the Lease now.
 
         Return False if another operator holds it, or was the first to write it. A conflict alone does not show that: a
-        renewal whose answer was lost is sent again, and somebody may have edited the Lease. ``read_s``: limit of the
-        time to read the Lease, in seconds.
+        renewal whose answer was lost is sent again, and somebody may have edited the Lease. ``read`` is called when
+        the Lease was read, which shows that the connection works.
         """
-        held = await self._try_to_take(read_s)
-        return bool(await self._try_to_take(read_s) if held is None else held)
+        held = await self._try_to_take(read)
+        return bool(await self._try_to_take(read) if held is None else held)
 
-    async def _try_to_take(self, read_s: float | None) -> bool | None:
+    async def _try_to_take(self, read: Callable[[], None]) -> bool | None:
         """Read and write the Lease once. Return None after a conflict, and otherwise as ``_take`` does."""
         self._asked = self._clock()
         try:
-            async with asyncio.timeout(read_s):
-                lease = await self._api.get(LEASE, self._namespace, self._name)
+            lease = await self._api.get(LEASE, self._namespace, self._name)
+            read()
         except ApiError as error:
             if not error.not_found:
                 raise
