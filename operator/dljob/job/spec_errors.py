@@ -98,7 +98,7 @@ def _expected(error: ErrorDetails) -> str:
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _MAPPINGS = {
     "ModelSpec": "{{name: {}}}",
-    "DatasetSpec": "{{name: {}}}",
+    "Dataset": "{{name: {}}}",
     "NodeRange": "{{min: {0}, max: {0}}}",
     "Planning": "{{mode: {}}}",
 }
