@@ -32,7 +32,7 @@ from benchmarks.cluster.streamed_jobs import Course, Stream
 from benchmarks.lib.control_plane import ControlPlane, control_plane
 from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling.foresight import LEAST_WAIT_S
-from benchmarks.scheduling.operator_policy import POLICIES
+from benchmarks.scheduling.policies import POLICIES
 from benchmarks.scheduling.simulator import simulate
 from benchmarks.scheduling.workload import HOURS, NETWORK_BPS, NOISE, POOL, Job, stream
 

@@ -18,7 +18,8 @@ from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling import foresight
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
-from benchmarks.scheduling.operator_policy import DEFAULT, FLOORS, POLICIES, Operator
+from benchmarks.scheduling.operator_policy import Operator
+from benchmarks.scheduling.policies import DEFAULT, FLOORS, POLICIES
 from benchmarks.scheduling.simulator import Policy, simulate
 from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 

@@ -10,7 +10,7 @@ from benchmarks.scheduling.workload import START_S, Job
 
 from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling import Interval
-from dljob.scheduling.assignment import Held, Option
+from dljob.scheduling.assignment import Candidate, Held, Option, is_overdue
 from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint, forecast_jointly
@@ -62,6 +62,7 @@ def joint_jobs(
                 factor=state.job.noise if measured else 1.0,
                 first_part=first,
                 due_s=due_s(state),
+                waited_s=0.0 if mine.devices else now_s - state.job.arrival_s,
             )
         )
     return found
@@ -75,6 +76,13 @@ def spread_of(noise: float) -> float:
 def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
     return _options(state.job, factor * max(state.left, 1e-9))
+
+
+def candidate(now_s: float, state: State, factor: float, due_s: float | None, holds: bool) -> Candidate:
+    """Return a job as it takes part in an assignment. ``holds``: True if it holds devices."""
+    found = options(state, factor)
+    overdue = not holds and is_overdue(now_s - state.job.arrival_s, found)
+    return Candidate(0, found, state.job.namespace, due_s=due_s, overdue=overdue)
 
 
 def _options(job: Job, part: float = 1.0) -> tuple[Option, ...]:

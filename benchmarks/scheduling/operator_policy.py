@@ -5,13 +5,20 @@ nodes that its ledger shows. Plans are cached, because many jobs ask the same qu
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from benchmarks.scheduling.foresight import Foresight
-from benchmarks.scheduling.joint_foresight import JointForesight, Knowledge, joint_jobs, next_s, options, spread_of
+from benchmarks.scheduling.joint_foresight import (
+    JointForesight,
+    Knowledge,
+    candidate,
+    joint_jobs,
+    next_s,
+    options,
+)
 from benchmarks.scheduling.simulator import SHORT_S, Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
@@ -284,7 +291,7 @@ class Operator:
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
             jobs = [
-                Candidate(0, options(state, self._factor(state)), state.job.namespace, due_s=self._due_s(now_s, state))
+                candidate(now_s, state, self._factor(state), self._due_s(now_s, state), state.job.name in self.placed)
                 for state in line
             ]
             held = [self._held(now_s, state) for state in line]
@@ -381,20 +388,3 @@ class Operator:
 
 def _reservation(device: str, nodes: int, devices: int) -> Reservation:
     return Reservation(device, nodes, devices, 0.0, 0)
-
-
-DEFAULT, IN_ORDER = "dljob", "dljob, in order"
-POLICIES: dict[str, Callable[[float], Operator]] = {
-    DEFAULT: lambda noise: Operator(spread_of(noise), all_jobs=True),
-    f"{DEFAULT}, finishBy": lambda noise: Operator(spread_of(noise), all_jobs=True, finish_by=True),
-    IN_ORDER: lambda noise: Operator(spread_of(noise)),
-    "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
-    "dljob, in order, finishBy": lambda noise: Operator(spread_of(noise), finish_by=True),
-}
-"""``dljob``: the operator's default, all jobs together. ``in order``: with the chart value queue.assignment: InOrder.
-``finishBy``: for jobs whose deadlines are in their specs."""
-FLOORS: dict[str, Callable[[float], Operator]] = {
-    f"{DEFAULT}, {knows}": partial(lambda knows, noise: Operator(spread_of(noise), all_jobs=True, knows=knows), knows)
-    for knows in (Knowledge.RUN_TIMES, Knowledge.ARRIVALS)
-}
-"""The same decisions as ``DEFAULT``. Their forecasts know the truth, and show which errors ignorance causes."""

@@ -15,6 +15,9 @@ A running job never gives up all its devices for others of its priority: if noth
 with as few devices as possible, or as its deadline allows. Without this rule, it would keep what it has, because a move
 needs a part to move to, and no other job could start.
 
+A job that is *overdue* (``patience``) starts before other waiting jobs of its priority, with as few devices as
+possible, or as its deadline allows. Without this rule, a long job would wait for ever while short ones keep coming.
+
 Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist. Only running jobs of a lower priority keep
@@ -39,6 +42,7 @@ from dljob.scheduling.assignment.moves import (
     spoils_deadline,
 )
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
+from dljob.scheduling.assignment.patience import is_overdue
 from dljob.scheduling.assignment.together import less, together
 from dljob.scheduling.assignment.types import Assignment, Candidate, Choices, Held, Jobs, Option
 
@@ -54,6 +58,7 @@ __all__ = [
     "gains_by",
     "idle_option",
     "in_order",
+    "is_overdue",
     "movers",
     "share",
     "together",

@@ -1,7 +1,7 @@
 """Give devices to jobs step by step: the growth of the module ``assignment``."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from dljob.scheduling.assignment.types import Candidate, Choices, Jobs, Option
@@ -42,35 +42,51 @@ def _grown(
     """
     left, shares = dict(free), _Shares(jobs, free)
     chosen: list[Option | None] = [None] * len(jobs)
-    ranks = [_started_small(job) if i in first else _ranked(None, job) for i, job in enumerate(jobs)]
-    only = first
-    while True:
-        best: tuple[float, int, Option] | None = None
-        for i, ranked in enumerate(ranks):
-            if (only and i not in only) or ((only or limited) and chosen[i] is not None):
-                continue
-            for worth, added, new in ranked:
-                if best is not None and worth <= best[0]:
-                    break
-                within = only or not limited or not shares.exceeded(jobs[i].owner, new)
-                if added <= left.get(new.device, 0) and within:
-                    best = worth, i, new
-                    break
-        if best is None:
-            if only:
-                only = ()
-                continue
-            if not limited:
-                return chosen, shares
-            limited = False
+    ranks = [_started_small(job) if i in first or job.overdue else _ranked(None, job) for i, job in enumerate(jobs)]
+    everyone, overdue = list(range(len(jobs))), [i for i, job in enumerate(jobs) if job.overdue and i not in first]
+    starts = [(sorted(first), False), (overdue, limited)]
+    if limited:
+        starts += [(everyone, True), (overdue, False)]
+    for members, within in (*starts, (everyone, False)):
+        grows = members is everyone and not within
+        while (step := _best_step(jobs, ranks, chosen, left, shares, members, within=within, grows=grows)) is not None:
+            i, new = step
+            left = less(left, (new,))
+            old, chosen[i] = chosen[i], new
+            shares.move(jobs[i].owner, old, new)
+            if old is not None:
+                left[old.device] += old.devices
+            ranks[i] = _ranked(new, jobs[i])
+    return chosen, shares
+
+
+def _best_step(
+    jobs: Sequence[Candidate],
+    ranks: Sequence[Sequence[tuple[float, int, Option]]],
+    chosen: Sequence[Option | None],
+    left: Mapping[str, int],
+    shares: "_Shares",
+    members: Iterable[int],
+    *,
+    within: bool,
+    grows: bool,
+) -> tuple[int, Option] | None:
+    """Return the most valuable step of one of the jobs ``members``, as (index, new option); None: there is none.
+
+    ``ranks``: the steps of each job, as ``_ranked`` returns them. ``chosen``: what each job has. ``left``: free
+    devices. ``within``: True: only steps within the entitlements. ``grows``: False: only starts.
+    """
+    best: tuple[float, int, Option] | None = None
+    for i in members:
+        if not grows and chosen[i] is not None:
             continue
-        _, i, new = best
-        left = less(left, (new,))
-        old, chosen[i] = chosen[i], new
-        shares.move(jobs[i].owner, old, new)
-        if old is not None:
-            left[old.device] += old.devices
-        ranks[i] = _ranked(new, jobs[i])
+        for worth, added, new in ranks[i]:
+            if best is not None and worth <= best[0]:
+                break
+            if added <= left.get(new.device, 0) and not (within and shares.exceeded(jobs[i].owner, new)):
+                best = worth, i, new
+                break
+    return None if best is None else best[1:]
 
 
 _ROUNDING = 1e-9

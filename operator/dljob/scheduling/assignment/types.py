@@ -27,6 +27,7 @@ class Candidate:
 
     ``owner``: its namespace. ``weight``: the weight of the namespace. ``due_s``: the largest ``Option.seconds`` with
     which it meets its deadline; None: it has none. ``preempts``: True: running jobs of a lower priority stop for it.
+    ``overdue``: True if it has waited so long that it starts before other waiting jobs of its priority.
     """
 
     priority: int
@@ -35,6 +36,7 @@ class Candidate:
     weight: float = 1.0
     due_s: float | None = None
     preempts: bool = False
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

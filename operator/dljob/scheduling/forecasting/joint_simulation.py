@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, is_overdue
 from dljob.scheduling.gain import MIN_LEFT_S
 
 Key = tuple[str, str]
@@ -38,6 +38,7 @@ class JointJob:
     ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
     time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
     started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now. ``preempts``: as there.
+    ``waited_s``: seconds for which it has waited; 0 for a job that holds devices.
     """
 
     key: Key
@@ -52,6 +53,7 @@ class JointJob:
     weight: float = 1.0
     due_s: float | None = None
     preempts: bool = False
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class _Job:
 
     ``left``: fraction of the training left now that is still left. ``run_s``: seconds of that training on ``devices``,
     as the assignment knows them. ``rested_s``: simulated time from which it may move. ``started``: False if it has
-    never held devices.
+    never held devices. ``came_s``: simulated time at which it arrives, or 0.
     """
 
     job: JointJob
@@ -114,6 +116,7 @@ class _Job:
     starting_s: float = 0.0
     rested_s: float = 0.0
     started: bool = False
+    came_s: float = 0.0
 
     @property
     def end_s(self) -> float:
@@ -125,8 +128,9 @@ class _Job:
 
     def candidate(self, now_s: float) -> Candidate:
         due_s = None if self.job.due_s is None else self.job.due_s - now_s
-        job = self.job
-        return Candidate(job.priority, self.options(), job.key[0], job.weight, due_s, job.preempts)
+        job, options = self.job, self.options()
+        overdue = not self.devices and is_overdue(job.waited_s + now_s - self.came_s, options)
+        return Candidate(job.priority, options, job.key[0], job.weight, due_s, job.preempts, overdue)
 
     def held(self, now_s: float) -> Held:
         if not self.devices:
@@ -183,7 +187,8 @@ class _Simulation:
         self.found = dict.fromkeys(self.waits, (inf, inf))
         later = factors[len(jobs) :]
         coming = [
-            (each.in_s, _Job(each.job, each.job.factor * factor)) for each, factor in zip(arrivals, later, strict=True)
+            (each.in_s, _Job(each.job, each.job.factor * factor, came_s=each.in_s))
+            for each, factor in zip(arrivals, later, strict=True)
         ]
         self.coming = sorted(coming, key=lambda each: each[0])
         self.endings = sorted(endings, key=lambda each: each.in_s)

@@ -18,19 +18,28 @@ from math import inf
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized
 from dljob.controller.planning.joint.forecasting import Seen, costs, held_by, moved, planned_devices
-from dljob.controller.planning.joint.options import Known, KnownOptions, due_s, gpu_types, has_part, shape_of
+from dljob.controller.planning.joint.options import (
+    Known,
+    KnownOptions,
+    due_s,
+    gpu_types,
+    has_part,
+    left,
+    shape_of,
+    waited_s,
+)
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed
-from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
+from dljob.job.remaining import RESTART_S, remaining
 from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option, is_overdue
 from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
@@ -229,14 +238,16 @@ class Assigning:
         jobs = []
         for key, question in sorted(line, key=lambda item: -self._priority(item[1])):
             known, share, seen = self._known[key], self._shares.get(key), self._cache.job(key)
-            options = self._left(key, known.options, running=key in running)
-            if seen is None or not options:
+            if seen is None or not known.options:
                 continue
+            options = left(known, previous(seen), running=key in running)
             job = self._joint_job(key, self._as_seen(question, known), options)
             job = replace(job, due_s=self._due_s(key, question, known, running=key in running))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
-            elif key in running:
+            elif key not in running:
+                job = replace(job, waited_s=waited_s(seen, self._now()))
+            else:
                 rest_s = MIN_BETWEEN_S - (self._clock() - self._refused_s.get(key, -inf))
                 job = held_by(job, self._held(key), previous(seen), self._now(), start_s, rest_s)
             jobs.append(job)
@@ -296,12 +307,14 @@ class Assigning:
         view = self._view_without({key for key, _ in everyone})
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
         for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
-            options = self._left(key, known[key].options, running=key in running)
-            if options:
+            job = self._cache.job(key)
+            if job is not None and known[key].options:
                 keys.append(key)
+                options = left(known[key], previous(job), running=key in running)
                 due_s = self._due_s(key, question, known[key], running=key in running)
                 weight, preempts = self._queue.policy.weight(key[0]), self._queue.preempts(question)
-                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s, preempts))
+                overdue = key not in running and is_overdue(waited_s(job, self._now()), options)
+                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s, preempts, overdue))
                 held.append(self._held(key) if key in running else Held({}))
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, self._as_seen(question, known[key])) for key, question in everyone)
@@ -311,10 +324,10 @@ class Assigning:
         if len(keys) >= 2:  # A job that is alone may use all devices, also of several types.
             found = assign_all(jobs, held, free, RESTART_S)
             parts = [part and replace(part, seconds=0.0) for part in found.parts]
-            left = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
+            given = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
             for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
                 if part is not None or key in questions:
-                    self._shares[key] = Share(part, () if part is not None else left)
+                    self._shares[key] = Share(part, () if part is not None else given, jobs[i].overdue)
                 if found.moves[i] and (orders or key in before):
                     self._order(key, [keys[j] for j in found.helped[i]], before.get(key))
         self._note_resting(keys, jobs, held, found.parts if len(keys) >= 2 else (None,) * len(keys), free)
@@ -384,16 +397,3 @@ class Assigning:
         if not devices or job is None:
             return Held({})
         return Held(devices, remaining(previous(job)).p50, self._running[key].movable)
-
-    def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
-        """Return the options of a job with the seconds of its remaining training instead of the whole training.
-
-        A job slower than predicted is assumed to be as slow with each option. Return an empty tuple if the job is gone.
-        ``running``: True: count from the current step; False: from the last checkpoint.
-        """
-        job = self._cache.job(key)
-        if job is None:
-            return ()
-        status = previous(job)
-        factor = left_part(status, running=running) * slowdown(status)
-        return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in options)

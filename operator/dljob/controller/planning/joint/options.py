@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 
+from dljob.api import DLJobStatus
 from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.queueing import Ask
+from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import run_p90_s
+from dljob.job.remaining import left_part, run_p90_s, slowdown
 from dljob.kube import Cache, JobKey
 from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
@@ -19,6 +21,7 @@ from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import device_parts
+from dljob.status import FALSE, find, previous
 
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
@@ -101,6 +104,26 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
     least = min((expense for _, expense, _ in found), default=0.0)
     kept = [(option, spread) for option, expense, spread in found if expense <= MAX_OF_LEAST * least]
     return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0), first_part)
+
+
+def left(known: Known, status: DLJobStatus, *, running: bool) -> tuple[Option, ...]:
+    """Return the options of a job with the seconds of its remaining training instead of the whole training.
+
+    A job slower than predicted is assumed to be as slow with each option. ``running``: True: count from the current
+    step; False: from the last checkpoint.
+    """
+    factor = left_part(status, running=running) * slowdown(status)
+    return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in known.options)
+
+
+def waited_s(job: JobSeen, now: datetime) -> float:
+    """Return the seconds for which a job without devices has waited since it was created, stopped or last resumed."""
+    since = job.created
+    for kind in ("Admitted", "Suspended"):
+        condition = find(previous(job).conditions, kind)
+        if condition is not None and condition.status is FALSE:
+            since = max(since, condition.last_transition_time)
+    return (now - since).total_seconds()
 
 
 def due_s(question: ParsedJob, spread: float, now: datetime, start_s: float, *, measured: bool) -> float | None:

@@ -18,10 +18,12 @@ class Share:
     """The devices on which a job is planned, as a result of an assignment.
 
     ``part``: the devices that are assigned to the job. None: the job may use what the parts of ``others`` leave.
+    ``overdue``: as in ``Candidate``.
     """
 
     part: Option | None
     others: tuple[Option, ...] = ()
+    overdue: bool = False
 
     def of(self, view: ClusterView, question: ParsedJob) -> ClusterView:
         """Return ``view`` with only the nodes and free devices that the job may use."""
@@ -36,11 +38,13 @@ def not_passed_over(
     """Return the jobs in ``waiting`` that a job with this ``share`` must not delay if they are before it in line.
 
     If the job has a part, these are not the jobs that got none in the same assignment: it gave the devices to others.
-    ``of``: returns the share of a job.
+    A job that is overdue counts anyway: it may need more devices than become free at once. ``of``: returns the share of
+    a job.
     """
     if share is None or share.part is None:
         return dict(waiting)
-    return {key: each for key, each in waiting.items() if (its := of(key)) is None or its.part is not None}
+    shares = {key: of(key) for key in waiting}
+    return {key: waiting[key] for key, its in shares.items() if its is None or its.part is not None or its.overdue}
 
 
 @dataclass(frozen=True)
