@@ -18,11 +18,11 @@ from dlcontract import (
     RunPhase,
     decided,
 )
+from dltrain.agent.agent import succession
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
 from dltrain.agent.coordinator.elastic_script import refusal
 from dltrain.agent.job.shrink import shrink_plan
-from dltrain.agent.main import succession
 from dltrain.host.processes import Exit
 from dltrain.protocol.agent_messages import RankEnded
 from dltrain.protocol.rank_messages import EXIT_STOPPED, Evaluated, Step

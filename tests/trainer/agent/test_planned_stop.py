@@ -41,6 +41,17 @@ def test_output_is_stored_when_the_operator_stops_the_pods(two: Job) -> None:
     assert Document.parse(files["report.json.gz"]).phase is RunPhase.STOPPED
 
 
+def test_pod_that_is_stopped_while_its_agent_is_imported_ends_at_once(two: Job) -> None:
+    """The agent is PID 1, for which the kernel discards signals without a handler."""
+    pod = two.pods[0]
+    imported, module = pod.directory / "tmp/imported", pod.directory / "tmp/prometheus_client.py"
+    module.write_text(f"import pathlib, signal\npathlib.Path('{imported}').touch()\nwhile True: signal.pause()\n")
+    pod.start(PYTHONPATH=f"{module.parent}:{pod.environ['PYTHONPATH']}")
+    two.wait(imported.exists)
+    pod.signal(TERM)
+    assert pod.wait() == 0
+
+
 def test_stop_of_all_pods_is_no_restart_even_if_that_of_the_coordinator_stops_last(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1"), grace_s=600), **NO_TORCH)
     two.until(lambda r: r.step >= 1)

@@ -7,10 +7,25 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dltrain.host.processes import KILLED_S, Exit, KilledProcesses, Process, StarvedProcesses
 from support.trainer.debugger import debugging
 
 BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\nwhile True: pass"
+LOADING = """
+import signal
+from torch.utils.data import DataLoader
+loader = iter(DataLoader(range(10_000), batch_size=1, num_workers=2))
+next(loader)
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+stopped = []
+print("ready", flush=True)
+while not stopped:
+    signal.pause()
+print(sum(1 for _ in loader), flush=True)
+"""
+"""A script that reads on after SIGTERM, more than the loader has fetched ahead."""
 WITHIN_S = 240.0
 
 
@@ -76,5 +91,23 @@ def test_process_that_does_not_end_after_sigkill_is_reported_at_intervals() -> N
             debugger.kill()
             debugger.wait()
             asleep.wait()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("prefix", [(), ("sh", "-c", '"$@"; true', "sh")], ids=["", "in a shell"])
+def test_sigterm_leaves_a_script_the_processes_of_its_data_loader(prefix: tuple[str, ...]) -> None:
+    async def main() -> None:
+        started = subprocess.Popen(
+            [*prefix, sys.executable, "-c", LOADING], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert started.stdout is not None and started.stdout.readline() == "ready\n"
+            process = Process(started.pid, asyncio.get_running_loop().create_future())
+            process.terminate()
+            assert started.stdout.readline() == "9999\n"
+        finally:
+            process.kill()
+            started.communicate()
 
     asyncio.run(main())

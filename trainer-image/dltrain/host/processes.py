@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ STOPPED_S = 4.0
 0.5 s, the report comes within 5 s."""
 KILLED_S = 20.0
 """Minimum time in seconds for which a process must exist after SIGKILL before it is reported."""
+LOADER_PROCESS = "pt_data_worker"
+"""Name that PyTorch (2.5 and newer) gives the processes of a DataLoader with num_workers."""
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -73,6 +75,22 @@ class Process:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process and its group, but not to the processes of PyTorch's data loaders.
+
+        A script that saves its state after the current step still needs them for this step. They end with the script.
+        """
+        if self.ended.done():
+            return
+        members = [(pid, name == LOADER_PROCESS) for pid, name, group in _processes() if group == self.pid]
+        if not any(loads for _, loads in members):
+            self.send(signal.SIGTERM)  # In one call, so that a process that starts now is not missed.
+            return
+        for pid, loads in members:
+            if not loads:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     def kill(self) -> None:
         self.killed = True
@@ -161,11 +179,27 @@ def _stopped(pid: int) -> bool:
 
 def _state(pid: int) -> str:
     """Return the state of a process, as the letter in /proc/PID/stat; empty if there is no such process."""
+    _, fields = _status(pid)
+    return fields[0] if fields else ""
+
+
+def _processes() -> Iterator[tuple[int, str, int]]:
+    """Yield (PID, name, process group) of each process that /proc shows."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            name, fields = _status(int(entry.name))
+            if fields:
+                yield int(entry.name), name, int(fields[2])
+
+
+def _status(pid: int) -> tuple[str, list[str]]:
+    """Return (name, fields from the state on) of /proc/PID/stat; empty ones if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[0]
+        return "", []
+    head, _, rest = stat.rpartition(")")
+    return head.partition("(")[2], rest.split()
 
 
 class Reaper:

@@ -175,7 +175,7 @@ class LocalRanks:
         self.staged.stopping = True
         for run in self.running.values():
             if run.writer is None or run.needs_sigterm:
-                run.process.send(15)
+                run.process.terminate()
             elif run.only_reports and progressed is None:
                 pass  # The coordinator's request has the step, which must be the same on all ranks.
             elif run.trains or progressed:
@@ -216,7 +216,6 @@ class LocalRanks:
         plan = self._plan
         if attempt != self.attempt or plan is None:
             raise ValueError(f"attempt {attempt} has ended")
-        read_fd, write_fd = os.pipe()
         env = rank_environment.rank_environment(
             self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory
         )
@@ -227,8 +226,9 @@ class LocalRanks:
             env |= mpi | commands.mpi_network(self._interface)
         env |= rank_environment.framework_environment(plan, rank, attempt, env, self.run_dir)
         self._log_replaced(rank_environment.replaced_variables(self._env, env))
-        script = commands.rank_command(plan, env.get("PATH"))
-        start = self.spawner.start(script.command, env=env | dict(script.env), cwd=str(Path.cwd()), output=write_fd)
+        script, folder = commands.rank_command(plan, env.get("PATH")), str(Path.cwd())
+        read_fd, write_fd = os.pipe()
+        start = self.spawner.start(script.command, env=env | dict(script.env), cwd=folder, output=write_fd)
         starting = self._starting.spawn(start)
         started = self._coming[rank.rank] = asyncio.Event()
         await asyncio.wait({starting})  # The zygote, which forks the rank, answers only after its imports.
