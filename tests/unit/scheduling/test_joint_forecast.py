@@ -102,6 +102,14 @@ def test_job_that_moves_gets_its_part_before_a_waiting_job(monkeypatch: pytest.M
     assert [each.devices for each in simulation.active] == [{}, {"a100": 4}]
 
 
+def test_overdue_job_starts_before_shorter_ones_that_come_all_the_time() -> None:
+    """It takes 1,000 s, and is therefore overdue after 2,000 s. Each of the short jobs holds the device for 145 s."""
+    arrivals = [JointArrival(100.0 * n, job(f"short-{n}", 100, most=1)) for n in range(100)]
+    for waited_s, first_s in ((0.0, 2000.0), (1500.0, 500.0)):
+        long = job("long", 1000, most=1, waited_s=waited_s)
+        assert first_s <= starts(long, free=1, arrivals=arrivals)["long"] <= first_s + 145.0
+
+
 def test_waiting_job_waits_for_the_end_of_a_job_that_a_move_does_not_repay() -> None:
     assert starts(runs("first", 4000, 8), job("second", 8000)) == {"second": pytest.approx(500)}
     assert starts(runs("first", 4000, 8), job("second", 8000), factor=1.5) == {"second": pytest.approx(750)}
