@@ -4,12 +4,14 @@ The API server rejects them at admission if it can. Otherwise, a condition and a
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from dljob.client.records import outputs_of, report_of
+from support.cluster.command_line import dljob, started
 from support.cluster.kubectl import (
     ONE_NODE,
     TWO_NODES,
@@ -165,8 +167,8 @@ def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
     wait_for("the logs to be deleted with the job", lambda: kubectl.get("configmap", "story-logs") is None, 60)
 
 
-def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubectl) -> None:
-    """The job has no volume, and its coordinator does not decide its end."""
+def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubectl, tmp_path: Path) -> None:
+    """The job has no volume, and its coordinator does not decide its end. ``dljob logs`` follows it from its start."""
     script = "print('a long story', flush=True); import signal; signal.pause()"
     changes = {
         "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
@@ -175,9 +177,12 @@ def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubec
         "nodes": TWO_NODES,
     }
     kubectl.apply(example("digits.yaml", job="late", **changes))
+    following = started(kubectl, tmp_path / "log", "logs", "late", "--follow", "--namespace", kubectl.namespace)
     kubectl.wait_phase("late", "Running", 120)
-    pods = [f"late-cpu-{number}" for number in range(2)]
-    wait_for("output", lambda: all("a long story" in kubectl.run("logs", pod, "-c", "trainer") for pod in pods), 60)
+    expected = {f"[rank {rank}] a long story" for rank in range(2)}
+    wait_for("output", lambda: expected <= set((tmp_path / "log").read_text().splitlines()), 60)
+    so_far = dljob(kubectl, "logs", "late", "--rank", "1", "--namespace", kubectl.namespace)
+    assert (so_far.returncode, so_far.stdout) == (0, "a long story\n"), so_far.stderr
     patch = json.dumps({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
     kubectl.run("patch", "dljob", "late", "--type=merge", "-p", patch)
     job = kubectl.wait_phase("late", "Failed", 60)
@@ -187,6 +192,7 @@ def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubec
     assert found is not None
     assert outputs_of(found) == dict.fromkeys(range(2), "a long story\n")
     assert json.loads(report_of(found, "json") or "")["phase"] == "Stopped"
+    assert following.wait(60) == 0 and "dljob: phase Failed" in (tmp_path / "log").read_text()
     kubectl.delete("dljob", "late")
 
 

@@ -1,33 +1,15 @@
 """Tests of the command line against a real cluster with the operator: plan, run, failure and top."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from support.cluster.kubectl import ONE_NODE, ROOT, TWO_NODES, Kubectl, example
+from support.cluster.command_line import dljob
+from support.cluster.kubectl import ONE_NODE, TWO_NODES, Kubectl, example
 
 pytestmark = pytest.mark.e2e
-
-
-def dljob(kubectl: Kubectl, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dljob.cli", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ
-        | {
-            "KUBECONFIG": kubectl.kubeconfig,
-            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract")),
-        },
-    )
 
 
 def test_command_line_and_operator_make_the_same_plan(kubectl: Kubectl) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dljob.cli import remote
-from dljob.cli.commands import model, plan, probe, records, run, serve, suggest, top
+from dljob.cli.commands import logs, model, plan, probe, records, run, serve, suggest, top
 from dljob.client.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
   dljob top -A                                  show all jobs with progress and step times
   dljob top --context gpus                      show the jobs of the cluster of another context of the kubeconfig
-  dljob logs digits --rank 0                    print the last output of a rank after the job has ended
+  dljob logs digits -f                          print the output of all ranks as it comes, until the job has ended
   dljob report digits                           save the run report of a job that has ended, a page with plots
   dljob get-model digits DIR                    copy the model of a job that has ended to this machine
   dljob serve --port 8470                       serve the planner over HTTP
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (suggest, plan, probe, run, top, records, model, serve):
+    for command in (suggest, plan, probe, run, top, logs, records, model, serve):
         command.add_to(commands)
     return top_level
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from dljob.api import DLJobStatus, Phase, Progress
 from dljob.client.errors import BadInputError
+from dljob.client.live_logs import Following, Line
 from dljob.client.model_copy import CopyOptions, copy_model
 from dljob.client.records import output_of, ranks_of, report_data_of, report_of
 from dljob.sdk import requests, targets
@@ -153,9 +154,37 @@ class Job:
             listed = ", ".join(map(str, ranks)) or "none"
             raise DLJobError(
                 f"{self.name}: found output of ranks: {listed}; expected {'ranks' if rank is None else f'rank {rank}'} "
-                "that have ended. While the job runs, use kubectl logs"
+                "that have ended. While the job runs, use follow_logs"
             )
         return {each: _readable(output_of, records, each) for each in wanted}
+
+    def follow_logs(self, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
+        """Yield the lines of all ranks as they come, until the job has ended, as ``dljob logs --follow`` prints them.
+
+        ``rank``: only this rank, without ``[rank R]`` at the start of its lines; None: all ranks, and the agents of the
+        pods. ``tail``: begin with so many lines of each pod; None: all lines. A job that has ended has no lines:
+        ``logs`` returns the end of its output.
+        """
+        source: Any = None
+
+        async def following(api: Any) -> Line | None:
+            nonlocal source
+            if source is None:
+                await requests.read(api, self.namespace, self.name, self.uid)
+                source = Following(api, self.namespace, self.name, tail).lines()
+            return await anext(source, None)
+
+        async def ended(_: Any) -> None:
+            with suppress(RuntimeError):  # After Ctrl-C, the generator may still handle its cancellation.
+                await source.aclose()
+
+        try:
+            while (line := self._session.call(following)) is not None:
+                if (text := line.shown(rank)) is not None:
+                    yield text
+        finally:
+            if source is not None:
+                self._session.call(ended)
 
     def report(self) -> dict[str, Any]:
         """Return the data of the run report of a job that has ended.

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from dljob.kube.kinds import DLJOB, PROFILE, Kind
+from dljob.kube.kinds import DLJOB, POD, PROFILE, Kind
 from support.servers import field_ownership
+from support.servers.pod_logs import PodLogs
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -32,6 +33,7 @@ class HttpApiServer:
     """Resources whose watches are not answered at all."""
     causes: list[Json] = field(default_factory=list)
     """Causes with which every server-side apply of a DLJob is rejected; empty: it is accepted."""
+    logs: PodLogs = field(default_factory=PodLogs)
     bookmarks: bool = True
     url: str = ""
     version: int = 100
@@ -105,6 +107,8 @@ class HttpApiServer:
             namespace, parts = parts[1], parts[2:]
         if "watch" in request.query:
             return await self._watch(request, parts[0])
+        if parts[0] == POD.plural and parts[-1] == "log":
+            return await self.logs.answer(request, parts[1])
         if request.method == "GET" and len(parts) == 1:
             items = [
                 body for key, body in self.objects.items() if key[0] == parts[0] and namespace in ("", key[1])

@@ -43,6 +43,12 @@ class ThreadedApiServer:
 
         self._loop.call(change())
 
+    def write_log(self, pod: str, *lines: str) -> None:
+        self._loop.call(self.server.logs.write(pod, *lines))
+
+    def end_log(self, pod: str) -> None:
+        self._loop.call(self.server.logs.end(pod))
+
     def end_watches(self, kind: Kind) -> None:
         async def change() -> None:
             self.server.end_watches(kind)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube.kinds import CONFIG_MAP, POD
 from dljob.sdk import Client, DLJobError
 from support.servers.threaded_api import ThreadedApiServer
 from support.specs.small_specs import JOB
@@ -22,6 +22,20 @@ class TestRecords:
         assert job.report() == {"steps": 3} and job.report_html() == "<html>"
         with pytest.raises(DLJobError, match="expected rank 7"):
             job.logs(rank=7)
+
+    def test_lines_of_a_running_job_are_followed_to_its_end(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        meta = {"name": f"{job.name}-cpu-0", "namespace": job.namespace}
+        status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+        api.put(POD, {"metadata": meta, "status": status})
+        api.write_log(meta["name"], "[agent] up", "[rank 0] zero", "[rank 1] one")
+        lines = job.follow_logs(rank=1)
+        assert next(lines) == "one"
+        api.write_log(meta["name"], "[rank 1] two")
+        assert next(lines) == "two"
+        api.report_status(job.name, phase="Complete")
+        api.end_log(meta["name"])
+        assert list(lines) == []
 
     @pytest.mark.parametrize(
         "content",
