@@ -2,81 +2,17 @@
 
 import asyncio
 import copy
-from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dlcontract.hardware import HardwareMeasure, TimedStep
-from dljob.controller.hardware_probes import HardwareProbes
-from dljob.controller.metrics import Metrics
-from dljob.job.plan.first_plans import WAIT_S, FirstMeasurements
-from dljob.kube import ApiError, Cache
-from dljob.kube.kinds import DLJOB, NODE, POD, PROFILE, Kind
+from dljob.job.plan.first_plans import WAIT_S
+from dljob.kube.kinds import DLJOB, POD, PROFILE
 from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
-from dljob.render import RenderConfig
-from dljob.render.helpers.probe import DEVICE_ANNOTATION, NODE_ANNOTATION, PROBE_PRIORITY, configured
-from dljob.status import Event
-from support.servers.fake_api import FakeApi
-
-MEASURE = HardwareMeasure(device="A Processor", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=24, s=0.05),))
-
-
-class Operator:
-    def __init__(self, *nodes: str) -> None:
-        self.api, self.cache = FakeApi(), Cache()
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.metrics, self.events = Metrics(), list[tuple[str, Event]]()
-        self.measurements, self.ends = FirstMeasurements(lambda: self.now.timestamp()), 0
-        image = configured(RenderConfig("example.org/trainer:1", "Always"), "dljob-probes")
-        api: Any = self.api
-        self.probes = HardwareProbes(
-            api, self.cache, "dljob-system", image, lambda: self.now, self.metrics, self._record, self.measurements,
-            self._ended,
-        )  # fmt: skip
-        self.bodies: dict[str, dict[str, Any]] = {}
-        size = {"cpu": "4", "memory": "16Gi", "pods": "110"}
-        for i, name in enumerate(nodes):
-            meta = {"name": name, "uid": f"u{i}", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-            conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
-            status = {"allocatable": size, "capacity": size, "conditions": conditions}
-            body = {"metadata": meta | {"labels": {}}, "spec": {}, "status": status}
-            self.cache.put(NODE, body)
-            self.bodies[name] = body
-
-    async def _record(self, node: str, event: Event, now: datetime) -> None:
-        self.events.append((node, event))
-
-    def _ended(self) -> None:
-        self.ends += 1
-
-    def count(self, result: str) -> float:
-        """Return how many probes have ended with a result."""
-        return self.metrics.registry.get_sample_value("dljob_operator_hardware_probes_total", {"result": result}) or 0
-
-    def upgrade(self, name: str, kernel: str, driver: str = "") -> None:
-        """Let a node report a kernel and a driver."""
-        labels = {"nvidia.com/cuda.driver-version.full": driver} if driver else {}
-        body = copy.deepcopy(self.bodies[name])
-        body["metadata"]["labels"] = labels
-        body["status"]["nodeInfo"] = {"kernelVersion": kernel}
-        self.cache.put(NODE, body)
-
-    def look(self) -> list[dict[str, Any]]:
-        asyncio.run(self.probes.look())
-        return [body for (plural, _, _), body in self.api.objects.items() if plural == POD.plural]
-
-    def end(self, message: str, phase: str = "Succeeded") -> None:
-        for (plural, _, _), body in self.api.objects.items():
-            if plural == POD.plural:
-                ended = {"terminated": {"message": message, "exitCode": int(phase == "Failed")}}
-                body["status"] = {"phase": phase, "containerStatuses": [{"name": "probe", "state": ended}]}
-
-    @property
-    def profiles(self) -> list[dict[str, Any]]:
-        return [body for (plural, _, _), body in self.api.objects.items() if plural == PROFILE.plural]
+from dljob.render.helpers.probe import NODE_ANNOTATION, PROBE_PRIORITY
+from support.controller.probing_operator import MEASURE, Operator
 
 
 def test_a_class_is_measured_once() -> None:
@@ -132,87 +68,6 @@ def test_a_cluster_that_refuses_the_pod_is_asked_a_few_times_with_pauses() -> No
         operator.now += timedelta(seconds=RETRY_S)
     operator.api.refused.clear()
     assert operator.look() == []
-
-
-def failed_look(operator: Operator) -> bool:
-    """Look once. Return True if the look raised an error of the API server."""
-    try:
-        operator.look()
-    except ApiError:
-        return True
-    return False
-
-
-def paces(operator: Operator, seconds: int) -> list[int]:
-    """Look each second, and return the seconds between the looks that raised an error."""
-    failed = []
-    for second in range(seconds):
-        if failed_look(operator):
-            failed.append(second)
-        operator.now += timedelta(seconds=1)
-    return [after - before for before, after in pairwise(failed)]
-
-
-def test_errors_of_the_api_server_use_up_no_tries() -> None:
-    """Fixed bug: after three outages, the operator measured nothing before it was restarted."""
-    operator = Operator("n0")
-    operator.api.uncreated["Pod"] = ApiError(503, "ServiceUnavailable", "no leader")
-    assert paces(operator, 400) == [10, 20, 40, 80, 160]
-    operator.api.uncreated.clear()
-    operator.now += timedelta(seconds=320)
-    assert len(operator.look()) == 1
-    for tries in range(1, MAX_STARTS + 1):
-        operator.end("ModuleNotFoundError", "Failed")
-        operator.look()
-        assert operator.count("failed") == tries
-        operator.now += timedelta(seconds=RETRY_S)
-        assert len(operator.look()) == (tries < MAX_STARTS)
-
-
-def test_a_pod_whose_creation_got_no_answer_uses_up_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = Operator("n0")
-    create = operator.api.create
-
-    async def unanswered(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
-        created = await create(kind, body)
-        if kind is POD:
-            raise ApiError(0, "TimeoutError", "")
-        return created
-
-    monkeypatch.setattr(operator.api, "create", unanswered)
-    for tries in range(1, MAX_STARTS + 1):
-        operator.api.created = operator.now.isoformat()
-        assert failed_look(operator)
-        assert len(operator.look()) == 1, "no second pod"
-        operator.end("ModuleNotFoundError", "Failed")
-        assert operator.look() == [] and operator.count("failed") == tries
-        operator.now += timedelta(seconds=RETRY_S)
-    assert operator.look() == []
-
-
-def test_a_profile_that_is_refused_is_stored_later_with_pauses() -> None:
-    """Fixed bug: the request was sent each second, and other probes waited for it."""
-    operator = Operator("n0")
-    operator.look()
-    operator.end(MEASURE.to_json())
-    operator.api.refused.add("DLProfile")
-    assert paces(operator, 200) == [10, 20, 40, 80]
-    operator.api.refused.clear()
-    operator.now += timedelta(seconds=160)
-    assert operator.look() == [] and len(operator.profiles) == 1
-
-
-def test_an_error_of_one_probe_does_not_delay_the_end_of_another() -> None:
-    operator = Operator("n0")
-    operator.look()
-    operator.end(MEASURE.to_json())
-    operator.api.refused.add("DLProfile")
-    late = copy.deepcopy(next(body for (plural, _, _), body in operator.api.objects.items() if plural == POD.plural))
-    late["metadata"] |= {"name": "late", "annotations": {**late["metadata"]["annotations"], DEVICE_ANNOTATION: "other"}}
-    late["status"] = {"phase": "Failed"}
-    operator.api.objects[POD.plural, "dljob-system", "late"] = late
-    assert failed_look(operator)
-    assert (POD.plural, "dljob-system", "late") not in operator.api.objects
 
 
 def test_plans_wait_for_the_first_try_only() -> None:
