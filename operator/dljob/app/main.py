@@ -58,6 +58,7 @@ class Operator:
         self._settings = settings
         self._metrics, self._cache = Metrics(), Cache(queues=settings.queues, architectures=settings.node_architectures)
         self._queue: WorkQueue[JobKey] = WorkQueue(self._cache.runs)
+        self._queue.pause()
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -210,7 +211,8 @@ class Operator:
         """Wait until the cache holds all objects. Then run the planner and the workers that reconcile jobs.
 
         With leader election, they run only while this operator is the leader (holds the Lease). After it has lost the
-        Lease, they stop, all jobs are queued again, and the operator waits until it becomes the leader again.
+        Lease, they stop, and the operator waits until it becomes the leader again. The queue is empty meanwhile, and
+        then gets all jobs.
         """
         self._waits_for = "the first lists of objects"
         await watches.synced()
@@ -223,6 +225,7 @@ class Operator:
                 await background.run(leader.acquire())
             self._metrics.leader.set(1)
             controller.begin()
+            self._queue.resume(job.key for job in self._cache.jobs())
             tasks: dict[str, Coroutine[Any, Any, Any]] = {"planning": _planning(planner, planning)}
             for i in range(self._settings.concurrency):
                 tasks[f"worker {i}"] = controller.work()
@@ -236,9 +239,8 @@ class Operator:
                 log.warning("this operator no longer leads (%s); it waits until it holds the Lease again", error)
             finally:
                 self._metrics.leader.set(0)
+                self._queue.pause()
             await planner.close()
-            for job in self._cache.jobs():
-                self._queue.add(job.key)
 
     async def _beat(self) -> None:
         """Record the time in ``_beat_at`` each second, until cancelled.

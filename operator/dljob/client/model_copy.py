@@ -254,11 +254,7 @@ async def receive(parts: AsyncIterator[bytes], folder: Path) -> list[str]:
             names = await unpacking
         except tarfile.TarError as error:
             raise ExecError(f"the archive is damaged: {error}. Try again") from None
-        manifest = _manifest(temporary)
-        _check_sums(temporary, manifest)
-        if model_parts.only_in_parts(manifest):
-            model_parts.join(temporary, manifest)
-            names = sorted({name for name in names if not name.startswith(model_parts.PART)} | {MODEL})
+        names = await asyncio.to_thread(_checked, temporary, names)
         temporary.chmod(stat.S_IMODE(folder.stat().st_mode) if folder.is_dir() else 0o755)
         temporary.replace(folder)
         return names
@@ -297,6 +293,19 @@ def _manifest(folder: Path) -> dict[str, Any]:
         found = {}
     manifest = found if isinstance(found, dict) else {}
     return manifest | {"files": manifest.get("files") or {}}
+
+
+def _checked(folder: Path, names: list[str]) -> list[str]:
+    """Check the files that have arrived, join a model that is in parts, and return the names of the files.
+
+    ``names``: those that have arrived. This reads all files, so a thread of its own must run it.
+    """
+    manifest = _manifest(folder)
+    _check_sums(folder, manifest)
+    if not model_parts.only_in_parts(manifest):
+        return names
+    model_parts.join(folder, manifest)
+    return sorted({name for name in names if not name.startswith(model_parts.PART)} | {MODEL})
 
 
 def _check_sums(folder: Path, manifest: Mapping[str, Any]) -> None:

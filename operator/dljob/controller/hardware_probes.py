@@ -46,6 +46,8 @@ LOOK_S = 10.0
 """Seconds between two looks while no probe runs."""
 LOOK_RUNNING_S = 1.0
 """Seconds between two looks while a probe runs: a job may need its node, and first plans wait for its result."""
+PAUSE_FIRST_S, MAX_PAUSE_S = 10.0, 600.0
+"""Seconds after which a failed request is sent again: they double with each failure in a row, up to the maximum."""
 Record = Callable[[str, Event, datetime], Awaitable[None]]
 """Function that posts an event about the node with this name."""
 
@@ -82,6 +84,10 @@ class HardwareProbes:
         """Names of probe pods that are being deleted and still exist."""
         self._existing: dict[str, str] = {}
         """Name of each probe pod that existed at the last look, or was started then → its device type."""
+        self._unanswered: set[str] = set()
+        """Names of the pods whose creation got no answer at the last look. They may exist nevertheless."""
+        self._paused: dict[str, tuple[int, datetime]] = {}
+        """Device type to measure, or pod to store → failed requests in a row, and when to send the next one."""
         self._gpus = gpus
         self._running = True
         """False if the operator has no probe pods. At first it may have those of a former leader."""
@@ -95,7 +101,9 @@ class HardwareProbes:
                 self._said = ""
             except ApiError as error:
                 if str(error) != self._said:
-                    log.warning("hardware probes wait for the API server (%s); trying again in %.0f s", error, LOOK_S)
+                    log.warning(
+                        "hardware probes wait for the API server (%s); trying again within %.0f s", error, MAX_PAUSE_S
+                    )
                     self._said = str(error)
             await asyncio.sleep(LOOK_RUNNING_S if self._running else LOOK_S)
 
@@ -103,7 +111,8 @@ class HardwareProbes:
         """Decide once which probe pods to start or delete, and which measurements to store, and do this.
 
         A type whose measured node has another kernel or driver now is measured again. Until then, plans use what was
-        measured before.
+        measured before. If requests fail, raise the first error after all other actions. A pod is then not started, or
+        a measurement not stored, before its pause is over.
         """
         now = self._now()
         selector = f"{PROBE_LABEL}={BY_OPERATOR}"
@@ -122,8 +131,11 @@ class HardwareProbes:
             if hardware_of(device, known) is not None:
                 self._starts[device] = (0, last)
         for pod in pods:  # Those that a former leader has started count, too.
+            if pod.name in self._unanswered and (before := self._starts.get(pod.device)) is not None:
+                self._starts[pod.device] = (before[0] + 1, now - timedelta(seconds=pod.age_s))
             self._starts.setdefault(pod.device, (1, now - timedelta(seconds=pod.age_s)))
             self._measurements.begin(pod.device, pod.age_s)
+        self._unanswered.clear()
         starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
         actions = decide(
             self._cache.ledger.view(),
@@ -135,12 +147,29 @@ class HardwareProbes:
             self._image.tolerations,
             gpus=self._gpus,
         )
+        wanted = {_paused_as(action) for action in actions}
+        self._paused = {key: each for key, each in self._paused.items() if key in wanted}
+        due = [each for each in actions if now >= self._paused.get(_paused_as(each), (0, now))[1]]
         # Before the first request, because a pod may exist although its creation got no answer.
-        self._running = bool(pods) or any(isinstance(action, Start) for action in actions)
-        for action in actions:
+        self._running = bool(pods) or any(isinstance(action, Start) for action in due)
+        errors = []
+        for action in due:
             if isinstance(action, Start) and (why := changed.get(action.target.device)):
                 log.info("the hardware of %s is measured again: %s", action.target.device, why)
-            await self._act(action, now)
+            try:
+                await self._act(action, now)
+            except ApiError as error:
+                self._pause(action, now)
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _pause(self, action: Action, now: datetime) -> None:
+        """Let an action that has failed pause, except a deletion: a job may need the node of the pod."""
+        if key := _paused_as(action):
+            failures, _ = self._paused.get(key, (0, now))
+            pause_s = min(PAUSE_FIRST_S * 2.0 ** min(failures, 32), MAX_PAUSE_S)
+            self._paused[key] = failures + 1, now + timedelta(seconds=pause_s)
 
     def _note_gone(self, listed: Mapping[str, str]) -> None:
         """Note the probe pods that others have deleted, such as the scheduler for a pod of higher priority.
@@ -188,14 +217,23 @@ class HardwareProbes:
         self._gave_way(pod.device)
 
     async def _start(self, target: Target, now: datetime) -> None:
-        """Start a probe pod. If the API server rejects it, such as for a quota, this counts as a failed try."""
+        """Start a probe pod. If the API server rejects it, such as for a quota, this counts as a failed try.
+
+        Another error does not count, unless the next look finds that the pod exists.
+        """
         name = f"dljob-probe-{secrets.token_hex(3)}"
-        self._starts[target.device] = (self._starts.get(target.device, (0, now))[0] + 1, now)
+        before = self._starts.get(target.device)
+        self._starts[target.device] = (before[0] + 1 if before else 1, now)
         log.info("measuring the hardware of %s on node %s in pod %s", target.device, target.node, name)
         try:
             await self._api.create(POD, probe_pod(name, self._namespace, target, self._image, by=BY_OPERATOR))
         except ApiError as error:
             if not error.rejected:
+                if before is None:
+                    del self._starts[target.device]
+                else:
+                    self._starts[target.device] = before
+                self._unanswered.add(name)
                 raise
             await self._failed(target.device, target.node, f"the API server rejected its pod: {error}", now, "refused")
             return
@@ -268,6 +306,13 @@ class HardwareProbes:
         """
         former = (self._status_of(name).get("hardware") or {}).get("networkLink")
         return status if former is None else {**status, "hardware": {"networkLink": former, **status["hardware"]}}
+
+
+def _paused_as(action: Action) -> str:
+    """Return what pauses if the action fails: a device type to measure, or a pod to store; '' for a deletion."""
+    if isinstance(action, Start):
+        return action.target.device
+    return action.pod.name if isinstance(action, Store) else ""
 
 
 def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:

@@ -73,8 +73,11 @@ class Queues:
         """API version of the Workloads that are watched; empty: none."""
         self.reflectors: tuple[Reflector, ...] = ()
         """The watches of Workloads; empty while Kueue is not there."""
-        self._known: dict[tuple[str, str], tuple[float, dict[str, object] | None]] = {}
-        """Cluster-wide objects by plural and name: when each was read, and its body (None: it does not exist)."""
+        self._known: dict[tuple[str, str], tuple[float, dict[str, object]]] = {}
+        """Cluster-wide objects by plural and name: when each was read, and its body.
+
+        Each read drops those that were read more than ``FLAVOR_S`` ago.
+        """
         self.looked = asyncio.Event()
         """Set when it is known whether Kueue is there and, if so, all Workloads of jobs are in the cache.
 
@@ -205,15 +208,17 @@ class Queues:
     async def _read(self, kind: Kind, name: str) -> dict[str, object] | None:
         """Return a cluster-wide object, which may be up to ``FLAVOR_S`` old; None if it does not exist."""
         found = self._known.get((kind.plural, name))
-        if found is not None and monotonic() - found[0] < FLAVOR_S and found[1] is not None:
+        if found is not None and monotonic() - found[0] < FLAVOR_S:
             return found[1]
         try:
-            body: dict[str, object] | None = await self._api.get(kind, None, name)
+            body: dict[str, object] = await self._api.get(kind, None, name)
         except ApiError as error:
             if not error.not_found:
                 raise
-            body = None
-        self._known[kind.plural, name] = monotonic(), body
+            return None
+        now_s = monotonic()
+        self._known = {key: each for key, each in self._known.items() if now_s - each[0] < FLAVOR_S}
+        self._known[kind.plural, name] = now_s, body
         return body
 
     async def change(self, job: JobSeen, change: WorkloadChange) -> None:

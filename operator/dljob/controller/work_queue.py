@@ -3,12 +3,13 @@
 Two workers never process the same key at the same time: a key that is added while a worker processes it is queued
 again when that worker is done. A key that is already in the queue is not added again. If a key is added with several
 delays, it is due after the one that ends first. Urgent keys come first. While other keys are ready too, at least one of
-``URGENT_IN_A_ROW`` consecutive keys is not urgent. Use a queue in one event loop only.
+``URGENT_IN_A_ROW`` consecutive keys is not urgent. While no worker runs, ``pause`` keeps the queue from growing. Use a
+queue in one event loop only.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -36,6 +37,9 @@ class WorkQueue(Generic[K]):
         """Keys that a worker processes, with the time of the event loop when it began."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
+        self._processed: set[K] = set()
+        """Keys that workers have taken and not forgotten. Workers may keep something for each of them."""
+        self._paused = False
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -53,7 +57,29 @@ class WorkQueue(Generic[K]):
         busy_s = asyncio.get_running_loop().time() - began
         return f"{key} has been processed for {busy_s:.0f} s" if busy_s > limit_s else None
 
+    def pause(self) -> None:
+        """Drop all keys, and ignore those that are added until ``resume`` is called."""
+        self._paused = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._first.clear()
+        self._ready.clear()
+        self._waiting.clear()
+        self._timers.clear()
+        self._failures.clear()
+
+    def resume(self, keys: Iterable[K]) -> None:
+        """Accept keys again after ``pause``, and add ``keys``.
+
+        Also add the keys that workers have taken before and not forgotten: their jobs may have been deleted meanwhile.
+        """
+        self._paused = False
+        for key in {**dict.fromkeys(keys), **dict.fromkeys(self._processed)}:
+            self.add(key)
+
     def add(self, key: K) -> None:
+        if self._paused:
+            return
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if key in self._waiting:
@@ -68,6 +94,8 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Add the key after ``delay_s`` seconds, unless it is in the queue already or is due earlier."""
+        if self._paused:
+            return
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, delay_s)
         timer = self._timers.get(key)
@@ -82,7 +110,12 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     async def get(self) -> K:
-        """Wait for the next key and return it. No worker gets the same key again before ``done`` is called for it."""
+        """Wait for the next key and return it. No worker gets the same key again before ``done`` is called for it.
+
+        Other tasks always run before this returns. Otherwise, a worker that processes many keys without I/O, such as
+        those of deleted jobs, would block the event loop.
+        """
+        await asyncio.sleep(0)
         while not (self._first or self._ready):
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -91,6 +124,7 @@ class WorkQueue(Generic[K]):
         key = (self._first if urgent else self._ready).popleft()
         self._waiting.discard(key)
         self._busy[key] = asyncio.get_running_loop().time()
+        self._processed.add(key)
         return key
 
     def done(self, key: K) -> None:
@@ -112,5 +146,6 @@ class WorkQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """Drop the failure count and the delayed addition of a key whose job no longer exists."""
         self._failures.pop(key, None)
+        self._processed.discard(key)
         if timer := self._timers.pop(key, None):
             timer.cancel()

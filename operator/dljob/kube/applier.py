@@ -22,7 +22,7 @@ from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
-from dljob.kube.objects.trim import controller_of
+from dljob.kube.objects.trim import controller_of, owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.rest import Api, ApiError, Body, RejectedError
 from dljob.render import Names
@@ -85,6 +85,29 @@ class Applier:
         if errors:
             raise errors[0]
         return len(due)
+
+    async def create_pod(self, job: JobSeen, pod: Manifest) -> None:
+        """Create a pod. Do nothing if it exists: a request whose answer was lost is sent again.
+
+        Raise NameTakenError if the job does not control the pod with this name, and RejectedError if the API server
+        rejects the pod.
+        """
+        name = pod["metadata"]["name"]
+        try:
+            found = await self._api.create(kinds.POD, pod)
+        except ApiError as error:
+            if error.rejected:
+                raise RejectedError("Pod", name, error.message) from error
+            if error.reason != "AlreadyExists":
+                raise
+            # The operator may list pods, but not get one.
+            listed = await self._api.find(kinds.POD, job.namespace, fieldSelector=f"metadata.name={name}")
+            if not listed:
+                raise
+            found = listed[0]
+            if owner_uid(found) != job.uid:
+                raise name_taken(job, kinds.POD, found) from error
+        self._cache.put(kinds.POD, found)
 
     def forget(self, key: JobKey) -> None:
         """Forget the applied objects of a job that no longer exists."""

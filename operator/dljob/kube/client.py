@@ -73,21 +73,8 @@ class Kube:
         applied = await self._applier.apply(job, (item for item in wanted if item["kind"] != kinds.POD.kind))
         for item in wanted:
             if item["kind"] == kinds.POD.kind:
-                await self._create_pod(item)
+                await self._applier.create_pod(job, item)
         return applied
-
-    async def _create_pod(self, pod: Manifest) -> None:
-        """Create a pod. Raise RejectedError if the API server rejects it, or if another pod has its name."""
-        name = pod["metadata"]["name"]
-        try:
-            self._cache.put(kinds.POD, await self.api.create(kinds.POD, pod))
-        except ApiError as error:
-            if error.reason == "AlreadyExists":
-                text = "found another pod with this name; expected none. Delete it, or choose another job name"
-                raise RejectedError("Pod", name, text) from error
-            if error.rejected:
-                raise RejectedError("Pod", name, error.message) from error
-            raise
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""

@@ -215,9 +215,11 @@ class Leader:
             if error.code in (403, TOO_LARGE):
                 return None, None
             raise
+        listed = {_place(lease) for lease in leases}
+        self._rivals_seen = {where: seen for where, seen in self._rivals_seen.items() if where in listed}
         for lease in leases:
             meta, spec = lease["metadata"], lease.get("spec") or {}
-            where = f"{meta['namespace']}/{meta['name']}"
+            where = _place(lease)
             manages = str((meta.get("annotations") or {}).get(MANAGES_ANNOTATION, ""))
             if where == f"{self._namespace}/{self._name}" or not spec.get("holderIdentity"):
                 continue
@@ -320,6 +322,10 @@ class Leader:
             raise
         self._seen = lease["metadata"]["resourceVersion"], self._clock()
         return True
+
+
+def _place(lease: dict[str, Any]) -> str:
+    return f"{lease['metadata']['namespace']}/{lease['metadata']['name']}"
 
 
 def _order(lease: dict[str, Any]) -> tuple[str, str, str]:

@@ -19,11 +19,14 @@ from dljob.app import main
 from dljob.app.main import BLOCKED_S, Operator
 from dljob.app.settings import Settings
 from dljob.controller import tasks, watches
+from dljob.controller.controller import Controller
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.tasks import TaskEndedError
 from dljob.kube import ApiError, JobKey
 from dljob.kube.background import BackgroundLoop
-from dljob.kube.kinds import VOLUME, Kind
+from dljob.kube.kinds import DLJOB, VOLUME, Kind
+from dljob.kube.leader import Leader
+from support.manifests.watched import dljob as dljob_body
 from support.servers.http_api import HttpApiServer
 from support.virtual_time import run
 
@@ -173,6 +176,32 @@ def test_readiness_names_what_the_start_waits_for(
     assert isinstance(asyncio.run(started.run()), DefectError)
     message = started.operator._not_ready()
     assert message is not None and message.startswith(expected)
+
+
+def test_operator_that_does_not_lead_queues_no_jobs_and_then_all_that_exist(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: a replica that did not lead kept the name of each job, also of all that were deleted meanwhile."""
+    depths, processed, acquire = list[int](), list[JobKey](), Leader.acquire
+
+    async def acquired(leader: Leader) -> None:
+        operator = started.operator
+        for i in range(10):
+            operator._queue.add(("team", f"deleted-{i}"))
+        operator._cache.put(DLJOB, dljob_body())
+        depths.append(len(operator._queue))
+        await acquire(leader)
+
+    async def process(_: Controller, key: JobKey) -> None:
+        processed.append(key)
+        started.operator._stop.set()
+
+    monkeypatch.setattr(Leader, "acquire", acquired)
+    monkeypatch.setattr(Controller, "process", process)
+    assert asyncio.run(started.run()) is None
+    assert (depths, processed) == ([0], [("ns", "digits")])
+    started.operator._queue.add(("ns", "digits"))
+    assert len(started.operator._queue) == 0, "it no longer leads"
 
 
 def test_blocked_event_loop_is_noticed(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:

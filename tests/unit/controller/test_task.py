@@ -1,14 +1,17 @@
 """A job with ``spec.task`` on a cluster in memory: its look pod, its suggestion, and the plan that follows."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from dljob.api import DLJobSpec
 from dljob.api.overrides import SECRET_LABEL, OverridePolicy
 from dljob.job.task.suggestion import SUGGESTION_KEY, SuggestedModel, Suggestion, task_digest
 from dljob.kube import JobKey
-from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, STATEFUL_SET
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, STATEFUL_SET, Kind
 from dljob.render import RenderConfig
 from support.builders import CONFIG
 from support.controller.fake_operator import Operator, on_two_nodes
@@ -207,6 +210,40 @@ def test_no_pod_looks_for_suspended_jobs_or_without_an_image() -> None:
         assert operator.condition(key, "DataInspected") == ("False", "NotAvailable") and pods(cluster) == []
 
     on_two_nodes(without, config=CONFIG)
+
+
+def test_a_pod_whose_creation_got_no_answer_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: the request was repeated, and the job's condition said that another pod has the name."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        create = cluster.api.create
+
+        async def repeated(kind: Kind, wanted: Mapping[str, Any]) -> Json:
+            created = await create(kind, wanted)
+            return created if kind is not POD else await create(kind, wanted)
+
+        monkeypatch.setattr(cluster.api, "create", repeated)
+        key = cluster.submit("iris", **TASK)
+        await operator.watch()
+        assert operator.condition(key, "DataInspected") == ("Unknown", "Looking")
+        await answered(cluster, key)
+        await operator.watch()
+        assert operator.condition(key, "DataInspected") == ("True", "Suggested")
+
+    on_two_nodes(body, config=LOOKS)
+
+
+def test_a_pod_of_another_owner_is_left_alone() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("iris", **TASK)
+        foreign = {"metadata": {"name": "iris-look", "namespace": key[0]}, "spec": {"containers": []}}
+        await cluster.api.create(POD, foreign)
+        await operator.watch()
+        assert operator.condition(key, "DataInspected") == ("False", "ObjectRejected")
+        assert "found one that belongs to no DLJob" in operator.message(key, "DataInspected")
+        assert (await cluster.api.get(POD, key[0], "iris-look"))["spec"] == {"containers": []}
+
+    on_two_nodes(body, config=LOOKS)
 
 
 def test_a_rejected_pod_is_shown() -> None:

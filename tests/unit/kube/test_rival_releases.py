@@ -151,6 +151,26 @@ def test_lease_of_a_user_before_the_installation_counts_only_while_it_is_renewed
     run(scenario())
 
 
+def test_deleted_leases_of_users_are_forgotten() -> None:
+    """Fixed bug: the leader kept the name of each Lease that a user ever wrote."""
+
+    async def scenario() -> None:
+        server = Leases()
+        one = release(server, "x")
+        await one.acquire()
+        holding = asyncio.create_task(one.hold())
+        await asyncio.sleep(1.5)  # The Lease of the release is the older one.
+        for i in range(20):
+            meta = {**FORGED["metadata"], "name": f"forged-{i}"}
+            await server.replace(LEASE, {**FORGED, "metadata": meta})
+            await asyncio.sleep(2 * RIVALS_S)
+            del server.leases[f"{meta['namespace']}/{meta['name']}"]
+        assert one.leads() and len(one._rivals_seen) <= 1
+        holding.cancel()
+
+    run(scenario())
+
+
 def test_earlier_release_that_returns_waits_until_the_later_one_has_stopped() -> None:
     async def scenario() -> None:
         server = Leases()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.queues import FIRST_LOOK_S, FORBIDDEN, NOT_SERVED, RECHECK_S, Queues
+from dljob.controller import queues
+from dljob.controller.queues import FIRST_LOOK_S, FLAVOR_S, FORBIDDEN, NOT_SERVED, RECHECK_S, Queues
 from dljob.job.observed import Observed
 from dljob.job.queue import Flavor
 from dljob.kube import ApiError, Cache, JobKey, RejectedError
@@ -222,6 +223,24 @@ def test_flavors_and_priority_are_read_when_they_are_needed() -> None:
         world.cache.put(WORKLOADS, replay.admitted(WORKLOAD, None, "a"))
         assert (await world.queues.added_to(world.observed())).queue.flavors == {"a": Flavor({"zone": "a"})}
 
+    run(body())
+
+
+def test_only_flavors_that_were_just_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: the operator kept each class that a job ever named, also those that never existed."""
+    at_s, kind = 0.0, Kind("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False)
+
+    async def body() -> None:
+        nonlocal at_s
+        world = World()
+        for i in range(20):
+            world.api.objects[kind.plural, f"flavor-{i}"] = {}
+            assert await world.queues._read(kind, f"flavor-{i}") == {}
+            assert await world.queues._read(kind, f"missing-{i}") is None
+            at_s += FLAVOR_S / 2
+        assert len(world.queues._known) == 2
+
+    monkeypatch.setattr(queues, "monotonic", lambda: at_s)
     run(body())
 
 

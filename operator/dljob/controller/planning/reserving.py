@@ -58,13 +58,14 @@ class Reserving:
         self._book.drop(key)
 
     def forget_all(self) -> None:
+        self._cache.touched.end()
         self._unstored.clear()
         self._book.clear()
         self.plans.clear()
 
     async def derive_all(self) -> None:
         """Derive the reservations of all jobs from stored objects, after this operator has become the leader."""
-        self._cache.take_touched()
+        self._cache.touched.begin()
         async for job in in_turns(self._cache.jobs()):
             self.derive(job.key)
 
@@ -128,7 +129,7 @@ class FreeResources:
         ``fresh``: False: the view may be some milliseconds old, so that it takes little of the time even if hundreds of
         plans and pods change it each second.
         """
-        for key in self._cache.take_touched():
+        for key in self._cache.touched.take():
             self._reserving.derive(key)
         self._book.expire(began_s := self._clock())
         if self._known is not None and (self._known[0] == self.versions() or (began_s < self._again_s and not fresh)):

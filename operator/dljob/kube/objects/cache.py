@@ -48,6 +48,7 @@ from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.objects.stored_texts import StoredTexts
+from dljob.kube.objects.touched_jobs import TouchedJobs
 from dljob.kube.objects.view import bound_pod, node_capacity, usable_cpus
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota, overdrafts
@@ -120,7 +121,7 @@ class Cache:
         self._storage = storage.CachedStorage(claims.entries, claims.by_namespace, classes.entries, volumes.entries)
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
-        self._touched, self.plans = set[JobKey](), StoredPlans()
+        self.touched, self.plans = TouchedJobs(), StoredPlans()
         self._evictions = PodHistory[Eviction](attrgetter("eviction"))
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self._look_evictions = PodHistory[Eviction](attrgetter("eviction"), looks=True)
@@ -181,12 +182,7 @@ class Cache:
         """
         self.profiles_version += kind is PROFILE
         self.limits_version += kind in (QUOTA, LIMIT_RANGE)
-        self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
-
-    def take_touched(self) -> set[JobKey]:
-        """Return the keys of all jobs of which an object changed since the last call."""
-        touched, self._touched = self._touched, set()
-        return touched
+        self.touched.note((key,) if kind is DLJOB else (job for job in jobs if job is not None))
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
         """Enter a node or pod into ``ledger``, and ignore other kinds. Return True if that changed the ledger.

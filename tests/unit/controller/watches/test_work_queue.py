@@ -143,3 +143,64 @@ class TestBackoff:
             return queue.failed("good")
 
         assert run(body()) == BACKOFF_FIRST_S
+
+
+class TestPause:
+    def test_paused_queue_keeps_nothing(self) -> None:
+        """Fixed bug: in an operator that did not lead, the queue grew with each job that the watches reported."""
+
+        async def body() -> list[str]:
+            queue = WorkQueue[str]()
+            queue.add("ready")
+            queue.add_after("later", 1)
+            queue.failed("failed")
+            queue.pause()
+            queue.add("new")
+            queue.add_after("new later", 1)
+            await asyncio.sleep(10)
+            assert len(queue) == 0
+            queue.resume(["a", "b"])
+            await asyncio.sleep(10)
+            found = [await take(queue) for _ in range(len(queue))]
+            assert queue.failed("failed") == BACKOFF_FIRST_S
+            return found
+
+        assert run(body()) == ["a", "b"]
+
+    def test_key_is_queued_again_unless_it_is_forgotten(self) -> None:
+        """Its job may have been deleted during the pause, and the controller still keeps something for it."""
+
+        async def body() -> list[str]:
+            queue = WorkQueue[str]()
+            for key in ("processed", "forgotten", "exists"):
+                queue.add(key)
+                await take(queue)
+            queue.forget("forgotten")
+            queue.pause()
+            queue.resume(["exists"])
+            return [await take(queue) for _ in range(len(queue))]
+
+        assert run(body()) == ["exists", "processed"]
+
+
+def test_other_tasks_run_between_keys_that_need_no_io() -> None:
+    """Fixed bug: after a takeover, a worker processed the keys of all deleted jobs before any other task ran."""
+
+    async def body() -> int:
+        queue, rounds = WorkQueue[str](), 0
+
+        async def other() -> None:
+            nonlocal rounds
+            while True:
+                rounds += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for i in range(100):
+            queue.add(str(i))
+        for _ in range(100):
+            await take(queue)
+        task.cancel()
+        return rounds
+
+    assert run(body()) >= 99

@@ -350,4 +350,17 @@ def test_jobs_that_wait_for_volumes_are_found(status: Json, affected: bool) -> N
     cache = Cache()
     cache.put(DLJOB, dljob(status=status))
     assert cache.waiting_for_volumes({CLAIM}) == ([KEY] if affected else []) and not cache.runs(KEY)
-    assert cache.take_touched() == {KEY} and cache.take_touched() == set()
+
+
+def test_changed_jobs_are_collected_only_for_a_reader() -> None:
+    """Fixed bug: a replica that does not lead kept the name of each job that its watches ever reported."""
+    cache = Cache()
+    cache.put(DLJOB, dljob())
+    cache.touched.begin()
+    assert cache.touched.take() == set()
+    cache.drop(DLJOB, *KEY)
+    assert cache.touched.take() == {KEY} and cache.touched.take() == set()
+    cache.put(DLJOB, dljob(uid="another"))
+    cache.touched.end()
+    cache.touched.begin()
+    assert cache.touched.take() == set()
