@@ -86,6 +86,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str,
     ("true for a number", DIGITS, {"globalBatchSize": True}, CPUS, "spec.globalBatchSize", "True", "integer"),
     ("local data", OWN, {"dataset.uri": "/data/x.npz"}, GPUS, "spec.dataset.uri", "/data", "s3://BUCKET/KEY"),
     ("checksum", OWN, {"dataset.sha256": "abc"}, GPUS, "spec.dataset.sha256", "abc", "64 hexadecimal digits"),
+    (
+        "time that has passed", DIGITS, {"scheduling": {"finishBy": "2020-01-31T00:00:00Z"}}, CPUS,
+        "spec.scheduling.finishBy", "2020-01-31", "Correct it",
+    ),
+    ("samples", DIGITS, {"dataset.samples": 5}, CPUS, "spec.dataset.samples", "5; expected 1437", "Remove"),
     ("interval", DIGITS, {"checkpoint": {"interval": "0s"}}, CPUS, "spec.checkpoint.interval", "0s", "set a time"),
 ]  # fmt: skip
 
