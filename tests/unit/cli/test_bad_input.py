@@ -145,11 +145,12 @@ JOB = json.dumps({"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata
         (JOB.replace('"epochs"', '"epochs": 7, "epochs"').encode(), CPUS, "found the key 'epochs' twice"),
         (JOB.replace("DLJob", "DLjob").encode(), CPUS, "found no DLJob among its documents, but the kind DLjob"),
         (JOB.encode("utf-16"), CPUS, "found the byte 0xff at position 0; expected text in UTF-8"),
+        (f"{JOB}\n---\n{JOB}".encode(), CPUS, "metadata.name: found two DLJobs named x; expected different names"),
         (JOB.encode(), {"nodes": 3}, "cluster: nodes: found 3; expected a list of nodes, such as [{count: 3, cpu: 2"),
         (JOB.encode(), {"pods": []}, "cluster: found pods; expected a mapping with the single key nodes"),
         (JOB.encode(), {"nodes": [{"cpu": 2, "devices": 4}]}, "nodes[0].devices: found 4 without a device"),
     ],
-    ids=["key", "kind", "encoding", "nodes", "cluster", "device"],
+    ids=["key", "kind", "encoding", "name", "nodes", "cluster", "device"],
 )
 def test_files_that_are_no_job_or_no_cluster(
     job: bytes, cluster: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,6 +159,36 @@ def test_files_that_are_no_job_or_no_cluster(
     (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
     assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field", "found", "remedy"),
+    [
+        ({"name": "X_y"}, "metadata.name", "'X_y'", "choose a name"),
+        ({"name": "x" * 41}, "metadata.name", "x" * 41, "at most 40 characters"),
+        ({"namespace": "A_b"}, "metadata.namespace", "'A_b'", "Correct it"),
+        ({"namespace": 5}, "metadata.namespace", "5", "Correct it"),
+        ({"labels": ["a"]}, "metadata.labels", "['a']", "Write it as {team: vision}"),
+        ({"labels": {"a": 1}}, "metadata.labels.a", "1", 'quotes: "1"'),
+        ({"labels": {"a": True}}, "metadata.labels.a", "true", 'quotes: "true"'),
+        ({"labels": {"a": "two words"}}, "metadata.labels.a", "'two words'", "use an annotation"),
+        ({"labels": {"a": "x" * 64}}, "metadata.labels.a", "x" * 64, "at most 63"),
+        ({"labels": {"a b": "c"}}, "metadata.labels", "the key 'a b'", "Correct it"),
+        ({"annotations": {"a/b/c": "d"}}, "metadata.annotations", "the key 'a/b/c'", "Correct it"),
+        ({"annotations": {"a": 1.5}}, "metadata.annotations.a", "1.5", "quotes"),
+        ({"annotations": {"a": {"b": "c"}}}, "metadata.annotations.a", '{"b": "c"}', "Write one text"),
+    ],
+)
+def test_metadata_that_the_api_server_would_refuse(
+    metadata: dict[str, Any], field: str, found: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = json.loads(JOB)
+    job["metadata"] |= metadata
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "cluster.yaml").write_text(json.dumps(CPUS))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
+    message = capsys.readouterr().err
+    assert f" {field}: found {found}" in message and remedy in message
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "0.001", ".001"])

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.api.metadata import metadata_error
 from dljob.cluster import ClusterView, cluster_view
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.defaults import (
@@ -110,6 +111,8 @@ def parse_job(manifest: object) -> Job:
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
+    if (wrong := metadata_error(metadata)) is not None:
+        raise ValueError(wrong)
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
