@@ -131,6 +131,12 @@ MACHINE_LABEL = "dljob.dev/machine"
 MACHINE_CPU_LABEL = "dljob.dev/machine-cpu"
 """Label of nodes with the number of CPUs that all nodes of their machine can use together."""
 MAX_NODES = 100_000
+_UNITS = {
+    "memory": ("bytes", "1Mi", "bytes with a unit, such as 4Gi"),
+    "storage": ("bytes", "1Mi", "bytes with a unit, such as 100Gi"),
+    "bandwidth": ("bytes/s", "1k", "bytes per second, such as 1.25G for a network of 10 Gbit/s"),
+}
+"""Field → unit, least value, and a description with an example. A lower value has no unit, or the wrong one."""
 
 
 _EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
@@ -187,6 +193,8 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             "NVIDIA-A100-SXM4-40GB"
         )
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
+    if entry.get("devices") == 0:
+        raise ValueError(".devices: found 0; expected 1 to 64. For a node without GPUs, remove device and devices")
     devices = _whole(entry, "devices", 1, least=1, most=64)
     is_gpu = entry.get("gpu", gpu(device) is not None)
     if not isinstance(is_gpu, bool):
@@ -232,17 +240,23 @@ def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal
     """Return the field ``name`` of an entry of the cluster's mapping as a number, such as 4Gi as 4294967296.
 
     ``default``: value of an unset field, such as 8Gi; None: return None if the field is unset. Raise ValueError if the
-    value is not a quantity or is not above 0.
+    value is not a quantity, is not above 0, or is so small that its unit is missing.
     """
     value = entry.get(name, default)
     if value is None:
         return None
+    unit, least, expected = _UNITS.get(name, ("", None, "a quantity above 0, such as 2 or 500m"))
     try:
         amount = quantity(value)
-    except ValueError as error:
-        raise ValueError(f".{name}: {error}") from None
+    except ValueError:
+        raise ValueError(f".{name}: found {value!r}; expected {expected}. Correct it") from None
     if amount <= 0:
-        raise ValueError(f".{name}: found {value!r}; expected more than 0")
+        raise ValueError(f".{name}: found {value!r}; expected {expected}, more than 0. Correct it")
+    if least is not None and amount < quantity(least):
+        shown = f"{amount.normalize():f}"
+        raise ValueError(
+            f".{name}: found {value!r}, which is {shown} {unit}; expected at least {least}: {expected}. Add the unit"
+        )
     return amount
 
 

@@ -162,6 +162,34 @@ def test_files_that_are_no_job_or_no_cluster(
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("memory", 4, "found 4, which is 4 bytes; expected at least 1Mi: bytes with a unit, such as 4Gi. Add"),
+        ("memory", "512m", "found '512m', which is 0.512 bytes; expected at least 1Mi"),
+        ("memory", "4GB", "found '4GB'; expected bytes with a unit, such as 4Gi. Correct it"),
+        ("memory", -1, "found -1; expected bytes with a unit"),
+        ("storage", 100, "found 100, which is 100 bytes; expected at least 1Mi"),
+        ("bandwidth", "10Gbit", "found '10Gbit'; expected bytes per second, such as 1.25G for a network of 10 Gbit/s"),
+        ("bandwidth", 10, "found 10, which is 10 bytes/s; expected at least 1k"),
+        ("bandwidth", "0", "found '0'; expected bytes per second"),
+        ("cpu", "-1", "found '-1'; expected a quantity above 0, such as 2 or 500m"),
+        ("machineCpu", -4, "found -4; expected a quantity above 0"),
+        ("devices", 0, "found 0; expected 1 to 64. For a node without GPUs, remove device and devices"),
+        ("devices", -1, "found -1; expected a whole number from 1 to 64"),
+        ("free", -1, "found -1; expected a whole number from 0 to 1"),
+        ("count", 0, "found 0; expected a whole number from 1 to 100000"),
+    ],
+)
+def test_quantities_of_nodes(
+    field: str, value: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"nodes": [{"device": "Tesla-T4", "cpu": 4, field: value}]}))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
+    assert f"cluster: nodes[0].{field}: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("metadata", "field", "found", "remedy"),
     [
         ({"name": "X_y"}, "metadata.name", "'X_y'", "choose a name"),

@@ -136,8 +136,8 @@ def test_cluster_file_is_parsed() -> None:
         ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no'; expected true or false"),
         ({"nodes": [{"cpus": 2}]}, "nodes[0].cpus: no such field; expected one of name, count"),
         ({"nodes": [{}, {"cpu": "two"}]}, "nodes[1].cpu: found 'two'; expected a quantity"),
-        ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0; expected more than 0"),
-        ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1; expected a quantity"),
+        ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0; expected a quantity above 0"),
+        ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1; expected bytes with a unit"),
         ({"nodes": [{"count": 0}]}, "nodes[0].count: found 0; expected a whole number from 1"),
         ({"nodes": [{"devices": 2}]}, "nodes[0].devices: found 2 without a device"),
         (
