@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from dljob.cluster.catalogue import gpu
+from dljob.cluster.catalogue import gpu, is_part, names_gpu, similar_gpus
 from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
@@ -155,7 +155,8 @@ def cluster_view(document: object) -> ClusterView:
     ``rack`` (short for the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the
     labels dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
     dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU type,
-    unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number of devices, needs the
+    field ``gpu``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -196,7 +197,15 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     if entry.get("devices") == 0:
         raise ValueError(".devices: found 0; expected 1 to 64. For a node without GPUs, remove device and devices")
     devices = _whole(entry, "devices", 1, least=1, most=64)
-    is_gpu = entry.get("gpu", gpu(device) is not None)
+    is_gpu = entry.get("gpu", gpu(device) is not None or is_part(device))
+    if "gpu" not in entry and not is_gpu and (devices > 1 or names_gpu(device)):
+        several = f" with {devices} devices" if devices > 1 else ""
+        near = similar_gpus(device)
+        raise ValueError(
+            f".device: found {device!r}{several}, which is no GPU of the catalogue; expected "
+            f"{'one, such as ' + ' or '.join(near) if near else 'the name of one, such as NVIDIA-A100-SXM4-40GB'}. "
+            "Correct the name, or set gpu: true for a GPU without a data sheet, or gpu: false for a type of CPUs"
+        )
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     cpu, memory, bandwidth, storage = (
