@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def manifests(path: str) -> list[Any]:
 
 
 def jobs(path: str) -> list[Job]:
-    """Return all DLJobs of a file. Raise BadInputError if there is none, or if one is invalid."""
+    """Return all DLJobs of a file. Raise BadInputError if there is none, if one is invalid, or if two have one name."""
     found = manifests(path)
     wanted = [m for m in found if not isinstance(m, dict) or m.get("kind") == "DLJob"]
     if not wanted:
@@ -101,9 +102,18 @@ def jobs(path: str) -> list[Job]:
             f"{path}: found no DLJob among its documents, but the kind {kinds:.200}; expected at least one"
         )
     try:
-        return [parse_job(manifest) for manifest in wanted]
+        parsed = [parse_job(manifest) for manifest in wanted]
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from None
+    repeated = [name for name, count in Counter((job.namespace, job.name) for job in parsed).items() if count > 1]
+    if repeated:
+        namespace, name = repeated[0]
+        where = f" in namespace {namespace}" if namespace else ""
+        raise BadInputError(
+            f"{path}: metadata.name: found two DLJobs named {name}{where}; expected different names, because the "
+            "second would replace the first. Rename or remove one of them"
+        )
+    return parsed
 
 
 def profiles(path: str) -> tuple[Mapping[str, Any], ...]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
@@ -208,7 +209,8 @@ def planned(
     """
     try:
         volumes = state.volumes.get((namespace, job.name), ())
-        found = recommend(job, state.view, state.constants, defaults, templates, time.time() % DAY_S, volumes)
+        now = datetime.now(UTC)
+        found = recommend(job, state.view, state.constants, defaults, templates, time.time() % DAY_S, volumes, now)
     except ValueError as error:
         raise BadInputError(f"{job.name}: {error}") from None
     curve = scaling(found.request, found.view, state.constants) if isinstance(found.answer, Decision) else []

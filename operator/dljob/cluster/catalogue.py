@@ -6,6 +6,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -157,6 +158,31 @@ def _limited(device: Device, limit_W: float) -> Device:
 def gpu_names() -> tuple[str, ...]:
     """Return the sorted names of all GPUs in the catalogue."""
     return tuple(sorted({device.name for device in _catalogue().values()}))
+
+
+_GPU_WORDS = {"nvidia", "geforce", "tesla", "quadro", "rtx", "gtx", "instinct", "radeon", "gpu"}
+"""Words in the names of GPUs, and hardly in those of CPUs, unlike AMD."""
+_ALIKE, _TYPING_ERROR = 0.6, 0.8
+"""Least similarity (``difflib.SequenceMatcher.ratio``) of names to list, and of one that is probably misspelt.
+
+``A10O`` and ``a10`` have 0.86; names of other products, such as ``c100`` and ``v100``, at most 0.75."""
+_SHORTEST = 4
+"""Names with fewer characters may be those of CPUs, such as ``a1`` beside ``a10``."""
+
+
+def similar_gpus(label: str) -> tuple[str, ...]:
+    """Return the names of at most 3 GPUs of the catalogue that are spelt like ``label``, the most similar first."""
+    found = get_close_matches(canonical(label), _catalogue(), n=9, cutoff=_ALIKE)
+    return tuple(dict.fromkeys(_catalogue()[alias].name for alias in found))[:3]
+
+
+@lru_cache(maxsize=1024)
+def names_gpu(label: str) -> bool:
+    """Return True if a device type is probably that of a GPU: by a word such as Tesla, or a misspelt product name."""
+    if _GPU_WORDS & set(re.split(r"[-_ ]+", label.lower())):
+        return True
+    product = canonical(label)
+    return len(product) >= _SHORTEST and bool(get_close_matches(product, _catalogue(), n=1, cutoff=_TYPING_ERROR))
 
 
 def gpu_or_assumed(label: str) -> Device:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from dljob.cluster.catalogue import gpu, is_part
 from dljob.cluster.view import ClusterView, Node, cluster_view, on_platforms
 
 MAX_NEW_NODES = 2000
@@ -76,6 +77,8 @@ def parse_templates(text: str, architectures: Collection[str] = ()) -> tuple[Nod
             "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes "
             "that the autoscaler may add from it. Add count"
         )
+    if isinstance(entries, list):
+        entries = [_with_kind(entry) for entry in entries]
     found = cluster_view({"nodes": entries}).nodes
     if len(found) > MAX_NEW_NODES:
         raise ValueError(
@@ -83,3 +86,13 @@ def parse_templates(text: str, architectures: Collection[str] = ()) -> tuple[Nod
             "of the chart value autoscaling.nodeTemplates"
         )
     return on_platforms((replace(node, exists=False) for node in found), architectures)
+
+
+def _with_kind(entry: object) -> object:
+    """Return a template with the field ``gpu``, so that a device type that seems to be a GPU is no error.
+
+    An operator must start with values that an earlier release accepted.
+    """
+    if not isinstance(entry, dict) or not isinstance(device := entry.get("device"), str):
+        return entry
+    return {"gpu": gpu(device) is not None or is_part(device), **entry}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from dljob.cluster.catalogue import gpu
+from dljob.cluster.catalogue import gpu, is_part, names_gpu, similar_gpus
 from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
@@ -131,6 +131,12 @@ MACHINE_LABEL = "dljob.dev/machine"
 MACHINE_CPU_LABEL = "dljob.dev/machine-cpu"
 """Label of nodes with the number of CPUs that all nodes of their machine can use together."""
 MAX_NODES = 100_000
+_UNITS = {
+    "memory": ("bytes", "1Mi", "bytes with a unit, such as 4Gi"),
+    "storage": ("bytes", "1Mi", "bytes with a unit, such as 100Gi"),
+    "bandwidth": ("bytes/s", "1k", "bytes per second, such as 1.25G for a network of 10 Gbit/s"),
+}
+"""Field → unit, least value, and a description with an example. A lower value has no unit, or the wrong one."""
 
 
 _EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
@@ -149,7 +155,8 @@ def cluster_view(document: object) -> ClusterView:
     ``rack`` (short for the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the
     labels dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
     dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU type,
-    unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number of devices, needs the
+    field ``gpu``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -187,8 +194,18 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             "NVIDIA-A100-SXM4-40GB"
         )
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
+    if entry.get("devices") == 0:
+        raise ValueError(".devices: found 0; expected 1 to 64. For a node without GPUs, remove device and devices")
     devices = _whole(entry, "devices", 1, least=1, most=64)
-    is_gpu = entry.get("gpu", gpu(device) is not None)
+    is_gpu = entry.get("gpu", gpu(device) is not None or is_part(device))
+    if "gpu" not in entry and not is_gpu and (devices > 1 or names_gpu(device)):
+        several = f" with {devices} devices" if devices > 1 else ""
+        near = similar_gpus(device)
+        raise ValueError(
+            f".device: found {device!r}{several}, which is no GPU of the catalogue; expected "
+            f"{'one, such as ' + ' or '.join(near) if near else 'the name of one, such as NVIDIA-A100-SXM4-40GB'}. "
+            "Correct the name, or set gpu: true for a GPU without a data sheet, or gpu: false for a type of CPUs"
+        )
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     cpu, memory, bandwidth, storage = (
@@ -232,17 +249,23 @@ def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal
     """Return the field ``name`` of an entry of the cluster's mapping as a number, such as 4Gi as 4294967296.
 
     ``default``: value of an unset field, such as 8Gi; None: return None if the field is unset. Raise ValueError if the
-    value is not a quantity or is not above 0.
+    value is not a quantity, is not above 0, or is so small that its unit is missing.
     """
     value = entry.get(name, default)
     if value is None:
         return None
+    unit, least, expected = _UNITS.get(name, ("", None, "a quantity above 0, such as 2 or 500m"))
     try:
         amount = quantity(value)
-    except ValueError as error:
-        raise ValueError(f".{name}: {error}") from None
+    except ValueError:
+        raise ValueError(f".{name}: found {value!r}; expected {expected}. Correct it") from None
     if amount <= 0:
-        raise ValueError(f".{name}: found {value!r}; expected more than 0")
+        raise ValueError(f".{name}: found {value!r}; expected {expected}, more than 0. Correct it")
+    if least is not None and amount < quantity(least):
+        shown = f"{amount.normalize():f}"
+        raise ValueError(
+            f".{name}: found {value!r}, which is {shown} {unit}; expected at least {least}: {expected}. Add the unit"
+        )
     return amount
 
 

@@ -14,7 +14,7 @@ from dljob.api.field_names import similar_fields
 
 REFERENCE = "kubectl explain dljob.spec"
 """Where users find the known fields of a spec."""
-_PROBLEM = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>.*?); expected (?P<expected>.*)", re.DOTALL)
+_PROBLEM = re.compile(r"(?P<field>[\w./\[\]-]+): found (?P<found>.*?); expected (?P<expected>.*)", re.DOTALL)
 _UNEXPECTED = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>[^;]*)(; (?P<expected>.*))?", re.DOTALL)
 _RULE = re.compile(r"(?P<field>[\w.\[\]-]+)(?P<expected>.*) \(found (?P<found>.*)\)", re.DOTALL)
 _OF_SERVER = re.compile(

@@ -28,7 +28,13 @@ from dljob.planner.candidates.options import Option, options, sharing_options
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share
-from dljob.planner.explanation.contradictions import nothing_requested, too_few_for_server, too_large_pods, with_cause
+from dljob.planner.explanation.contradictions import (
+    nothing_requested,
+    too_few_for_server,
+    too_large_pods,
+    too_low_limit,
+    with_cause,
+)
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -78,7 +84,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     implausible ones. If the job's script was observed in an earlier run, its structure replaces a missing model. Pods
     of a training script request at least the memory that those of earlier runs were measured to need.
     """
-    if (wrong := nothing_requested(request)) is not None:
+    if (wrong := nothing_requested(request) or too_low_limit(request)) is not None:
         return wrong
     request = described(request, learned)
     return with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))

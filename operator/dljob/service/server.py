@@ -7,6 +7,7 @@ returns the plan. ``GET /healthz`` returns ok. The service is stateless, reads n
 import json
 import socket
 import time
+from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore
@@ -82,7 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _plan(self, body: bytes) -> None:
         try:
-            reply = answer(json.loads(body), self.server.view, self.server.constants, time.time() % DAY_S)
+            begin_s, now = time.time() % DAY_S, datetime.now(UTC)
+            reply = answer(json.loads(body), self.server.view, self.server.constants, begin_s, now)
         except RecursionError:
             self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deeply; expected a DLJob and a cluster")
         except json.JSONDecodeError as error:

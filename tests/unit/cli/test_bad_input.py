@@ -64,6 +64,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str,
     ("no CPUs with a unit", DIGITS, {"resources": {"cpu": "0.0m"}}, CPUS, "spec.resources.cpu", "0;", "remove"),
     ("no CPUs for a GPU", RESNET, {"resources": {"cpu": "0"}}, GPUS, "spec.resources.cpu", "0;", "remove"),
     ("CPU limit", DIGITS, {"resources": {"cpuLimit": "0"}}, CPUS, "spec.resources.cpuLimit", "0;", "no limit"),
+    (
+        "low CPU limit", DIGITS, {"resources": {"cpu": "2", "cpuLimit": "1500m"}}, CPUS,
+        "spec.resources.cpuLimit", "1.5", "raise",
+    ),
     ("no memory", DIGITS, {"resources": {"memory": "0"}}, CPUS, "spec.resources.memory", "0;", "remove"),
     ("memory", DIGITS, {"resources": {"memory": "1"}}, CPUS, "spec.resources.memory", "0 MiB", "raise"),
     ("server", DIGITS, {"nodes": {"max": 1}, "parallelism": ASYNCHRONOUS}, ONES, "spec.nodes.max", "1", "raise"),
@@ -82,6 +86,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str,
     ("true for a number", DIGITS, {"globalBatchSize": True}, CPUS, "spec.globalBatchSize", "True", "integer"),
     ("local data", OWN, {"dataset.uri": "/data/x.npz"}, GPUS, "spec.dataset.uri", "/data", "s3://BUCKET/KEY"),
     ("checksum", OWN, {"dataset.sha256": "abc"}, GPUS, "spec.dataset.sha256", "abc", "64 hexadecimal digits"),
+    (
+        "time that has passed", DIGITS, {"scheduling": {"finishBy": "2020-01-31T00:00:00Z"}}, CPUS,
+        "spec.scheduling.finishBy", "2020-01-31", "Correct it",
+    ),
+    ("samples", DIGITS, {"dataset.samples": 5}, CPUS, "spec.dataset.samples", "5; expected 1437", "Remove"),
     ("interval", DIGITS, {"checkpoint": {"interval": "0s"}}, CPUS, "spec.checkpoint.interval", "0s", "set a time"),
 ]  # fmt: skip
 
@@ -136,11 +145,12 @@ JOB = json.dumps({"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata
         (JOB.replace('"epochs"', '"epochs": 7, "epochs"').encode(), CPUS, "found the key 'epochs' twice"),
         (JOB.replace("DLJob", "DLjob").encode(), CPUS, "found no DLJob among its documents, but the kind DLjob"),
         (JOB.encode("utf-16"), CPUS, "found the byte 0xff at position 0; expected text in UTF-8"),
+        (f"{JOB}\n---\n{JOB}".encode(), CPUS, "metadata.name: found two DLJobs named x; expected different names"),
         (JOB.encode(), {"nodes": 3}, "cluster: nodes: found 3; expected a list of nodes, such as [{count: 3, cpu: 2"),
         (JOB.encode(), {"pods": []}, "cluster: found pods; expected a mapping with the single key nodes"),
         (JOB.encode(), {"nodes": [{"cpu": 2, "devices": 4}]}, "nodes[0].devices: found 4 without a device"),
     ],
-    ids=["key", "kind", "encoding", "nodes", "cluster", "device"],
+    ids=["key", "kind", "encoding", "name", "nodes", "cluster", "device"],
 )
 def test_files_that_are_no_job_or_no_cluster(
     job: bytes, cluster: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,6 +159,64 @@ def test_files_that_are_no_job_or_no_cluster(
     (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
     assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("memory", 4, "found 4, which is 4 bytes; expected at least 1Mi: bytes with a unit, such as 4Gi. Add"),
+        ("memory", "512m", "found '512m', which is 0.512 bytes; expected at least 1Mi"),
+        ("memory", "4GB", "found '4GB'; expected bytes with a unit, such as 4Gi. Correct it"),
+        ("memory", -1, "found -1; expected bytes with a unit"),
+        ("storage", 100, "found 100, which is 100 bytes; expected at least 1Mi"),
+        ("bandwidth", "10Gbit", "found '10Gbit'; expected bytes per second, such as 1.25G for a network of 10 Gbit/s"),
+        ("bandwidth", 10, "found 10, which is 10 bytes/s; expected at least 1k"),
+        ("bandwidth", "0", "found '0'; expected bytes per second"),
+        ("cpu", "-1", "found '-1'; expected a quantity above 0, such as 2 or 500m"),
+        ("machineCpu", -4, "found -4; expected a quantity above 0"),
+        ("devices", 0, "found 0; expected 1 to 64. For a node without GPUs, remove device and devices"),
+        ("devices", -1, "found -1; expected a whole number from 1 to 64"),
+        ("free", -1, "found -1; expected a whole number from 0 to 1"),
+        ("count", 0, "found 0; expected a whole number from 1 to 100000"),
+    ],
+)
+def test_quantities_of_nodes(
+    field: str, value: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"nodes": [{"device": "Tesla-T4", "cpu": 4, field: value}]}))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
+    assert f"cluster: nodes[0].{field}: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field", "found", "remedy"),
+    [
+        ({"name": "X_y"}, "metadata.name", "'X_y'", "choose a name"),
+        ({"name": "x" * 41}, "metadata.name", "x" * 41, "at most 40 characters"),
+        ({"namespace": "A_b"}, "metadata.namespace", "'A_b'", "Correct it"),
+        ({"namespace": 5}, "metadata.namespace", "5", "Correct it"),
+        ({"labels": ["a"]}, "metadata.labels", "['a']", "Write it as {team: vision}"),
+        ({"labels": {"a": 1}}, "metadata.labels.a", "1", 'quotes: "1"'),
+        ({"labels": {"a": True}}, "metadata.labels.a", "true", 'quotes: "true"'),
+        ({"labels": {"a": "two words"}}, "metadata.labels.a", "'two words'", "use an annotation"),
+        ({"labels": {"a": "x" * 64}}, "metadata.labels.a", "x" * 64, "at most 63"),
+        ({"labels": {"a b": "c"}}, "metadata.labels", "the key 'a b'", "Correct it"),
+        ({"annotations": {"a/b/c": "d"}}, "metadata.annotations", "the key 'a/b/c'", "Correct it"),
+        ({"annotations": {"a": 1.5}}, "metadata.annotations.a", "1.5", "quotes"),
+        ({"annotations": {"a": {"b": "c"}}}, "metadata.annotations.a", '{"b": "c"}', "Write one text"),
+    ],
+)
+def test_metadata_that_the_api_server_would_refuse(
+    metadata: dict[str, Any], field: str, found: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = json.loads(JOB)
+    job["metadata"] |= metadata
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "cluster.yaml").write_text(json.dumps(CPUS))
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 2
+    message = capsys.readouterr().err
+    assert f" {field}: found {found}" in message and remedy in message
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "0.001", ".001"])

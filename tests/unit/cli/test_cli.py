@@ -296,8 +296,8 @@ WRONG = {
         "kubeconfig: found an invalid file or invalid credentials",
     ),
     "top too often": (["top", "-A", "--interval", "0"], "--interval: found 0; expected a number of seconds above 0"),
-    "port too large": (["serve", "--port", "99999"], "--host 127.0.0.1 --port 99999: "),
-    "no such address": (["serve", "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8470: "),
+    "port too large": (["serve", "--port", "99999"], "--port: found 99999; expected 0 to 65535"),
+    "no such address": (["serve", "--host", "192.0.2.1"], "--host: found 192.0.2.1"),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dljob.api import API_VERSION
+from dljob.cli import main
 from dljob.cluster import cluster_view
 from dljob.service import MAX_NBYTES, Service
 
@@ -203,3 +204,10 @@ def test_service_may_have_a_default_cluster() -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_port_in_use_is_named(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    port = service.server_address[1]
+    assert main(["serve", "--port", str(port)]) == 2
+    message = f"--port: found {port}, on which another process listens at 127.0.0.1; expected a free port"
+    assert message in capsys.readouterr().err

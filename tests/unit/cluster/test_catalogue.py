@@ -87,6 +87,39 @@ def test_cpu_figures_scale_with_cores() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "near"),
+    [
+        ("NVIDIA-A100-SXM4-40G", "such as a100-sxm4-40gb"),
+        ("A10O", "such as a10 "),
+        ("h100x", "such as h100-sxm5-80gb"),
+        ("RTX-9090", "rtx-3090"),
+        ("Tesla-T40", "such as t4 or "),
+        ("NVIDIA-X9000", "Correct the name, or set gpu: true"),
+    ],
+)
+def test_unknown_gpu_is_no_cpu(device: str, near: str) -> None:
+    """Fixed bug: a misspelt GPU was planned as a CPU."""
+    with pytest.raises(ValueError, match=r"nodes\[0\].device: found") as error:
+        cluster_view({"nodes": [{"device": device}]})
+    assert near in str(error.value)
+    for is_gpu in (False, True):
+        assert cluster_view({"nodes": [{"device": device, "gpu": is_gpu}]}).nodes[0].is_gpu is is_gpu
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", "cpu-fast", "epyc-7763", "AMD-EPYC-9654", "xeon-6430", "a1", "c4", "m7i", "b"]
+)
+def test_names_of_cpus(device: str) -> None:
+    assert not cluster_view({"nodes": [{"device": device}]}).nodes[0].is_gpu
+    with pytest.raises(ValueError, match=r"with 2 devices, which is no GPU of the catalogue"):
+        cluster_view({"nodes": [{"device": device, "devices": 2}]})
+
+
+def test_part_of_a_gpu_needs_no_field_gpu() -> None:
+    assert cluster_view({"nodes": [{"device": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "devices": 7}]}).nodes[0].is_gpu
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [("2", 2), (2, 2), (0.5, 0.5), ("500m", 0.5), ("4Gi", 4 * 2**30), ("1k", 1000), ("1.25G", 1.25e9)],
 )
@@ -136,8 +169,8 @@ def test_cluster_file_is_parsed() -> None:
         ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no'; expected true or false"),
         ({"nodes": [{"cpus": 2}]}, "nodes[0].cpus: no such field; expected one of name, count"),
         ({"nodes": [{}, {"cpu": "two"}]}, "nodes[1].cpu: found 'two'; expected a quantity"),
-        ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0; expected more than 0"),
-        ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1; expected a quantity"),
+        ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0; expected a quantity above 0"),
+        ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1; expected bytes with a unit"),
         ({"nodes": [{"count": 0}]}, "nodes[0].count: found 0; expected a whole number from 1"),
         ({"nodes": [{"devices": 2}]}, "nodes[0].devices: found 2 without a device"),
         (

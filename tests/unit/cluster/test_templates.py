@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, cluster_view
-from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates, parse_templates
 from support.builders import Json
 
 ZONES = st.sampled_from(["a", "b", None])
@@ -47,3 +47,8 @@ def test_without_templates_the_view_stays_the_same_object() -> None:
     view = nodes("real", 2)
     assert NO_TEMPLATES.scaled_up(view) is view
     assert NodeTemplates(nodes("t", 1).nodes).scaled_up(view) is view
+
+
+def test_operator_starts_with_a_device_that_is_not_in_the_catalogue() -> None:
+    (node,) = parse_templates('[{"device": "NVIDIA-X9000", "count": 1}]')
+    assert (node.device, node.is_gpu) == ("NVIDIA-X9000", False)

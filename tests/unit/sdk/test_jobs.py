@@ -89,6 +89,11 @@ class TestSubmit:
             client.submit(MINIMAL)
         assert raised.value.field == "metadata.name"
 
+    def test_label_has_field_and_found(self, client: Client) -> None:
+        with pytest.raises(InvalidJobError) as raised:
+            client.submit({**JOB, "metadata": {"name": "a", "labels": {"example.com/a": 1}}})
+        assert (raised.value.field, raised.value.found) == ("metadata.labels.example.com/a", "1")
+
     def test_rejection_of_the_server_has_its_causes(self, client: Client, api: ThreadedApiServer) -> None:
         api.server.causes = [
             {"field": "spec.epochs", "message": "Invalid value: 1: spec.epochs in body should be at least 2"},

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.api.metadata import metadata_error
 from dljob.cluster import ClusterView, cluster_view
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.defaults import (
@@ -23,7 +24,7 @@ from dljob.job.defaults import (
     with_defaults,
 )
 from dljob.job.plan.grace import assumed_bandwidth, too_short_grace
-from dljob.job.plan.request import planner_request
+from dljob.job.plan.request import planner_request, train_samples
 from dljob.job.plan.status import plan_status, predicted
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, learned_by_model
@@ -110,6 +111,8 @@ def parse_job(manifest: object) -> Job:
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
+    if (wrong := metadata_error(metadata)) is not None:
+        raise ValueError(wrong)
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
@@ -164,14 +167,16 @@ def recommend(
     templates: NodeTemplates = NO_TEMPLATES,
     begin_s: float = 0.0,
     volumes: tuple[VolumeLimit, ...] = (),
+    now: datetime | None = None,
 ) -> Recommendation:
     """Return the plan that a new job would get on the nodes of ``view``, or the reason why it would get none.
 
     ``constants``: measured constants by (model key, device type). ``defaults``: the administrator's defaults for unset
     fields of the spec. ``templates``: nodes that an autoscaler can add, used only if the nodes of ``view`` cannot run
     the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour.
-    ``volumes``: the claims of the job that only some nodes can mount. Raise ValueError for a job with ``spec.task``,
-    which has no model before a pod has looked at its data.
+    ``volumes``: the claims of the job that only some nodes can mount. ``now``: the time, to warn of a time that has
+    passed; None: no such warning. Raise ValueError for a job with ``spec.task``, which has no model before a pod has
+    looked at its data.
     """
     if job.spec.task is not None:
         raise ValueError(
@@ -189,7 +194,12 @@ def recommend(
         found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
         view = larger_view
     if isinstance(found, Decision):
-        notes = (found.warning, too_short_grace(job.spec, found), assumed_bandwidth(job.spec, found.checkpoint_s))
+        notes = (
+            found.warning,
+            too_short_grace(job.spec, found),
+            assumed_bandwidth(job.spec, found.checkpoint_s),
+            *_without_effect(job.spec, now),
+        )
         found = replace(found, warning="; ".join(text for text in notes if text) or None)
         lines += applied_site(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:
@@ -197,8 +207,29 @@ def recommend(
     return Recommendation(job, request, found, view, lines)
 
 
+def _without_effect(spec: DLJobSpec, now: datetime | None) -> list[str]:
+    """Return texts about values that have no effect on a new job. Rules of the API must not refuse stored jobs."""
+    found, finish_by = list[str](), spec.scheduling.finish_by
+    if now is not None and finish_by is not None and finish_by <= now:
+        found.append(
+            f"spec.scheduling.finishBy: found {finish_by.isoformat()}, which has passed; expected a time in the "
+            "future, because the queue does not prefer jobs that cannot meet their deadline. Correct it, or remove it"
+        )
+    data = spec.dataset
+    if data.name is not None and data.samples not in (None, train_samples(spec)):
+        found.append(
+            f"spec.dataset.samples: found {data.samples}; expected {train_samples(spec)}, the training samples of the "
+            f"built-in data set {data.name.value}, with which dljob plans and trains. Remove dataset.samples"
+        )
+    return found
+
+
 def answer(
-    question: object, view: ClusterView | None = None, constants: Constants | None = None, begin_s: float = 0.0
+    question: object,
+    view: ClusterView | None = None,
+    constants: Constants | None = None,
+    begin_s: float = 0.0,
+    now: datetime | None = None,
 ) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
@@ -207,7 +238,7 @@ def answer(
     the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no key ``cluster``;
     None: the key is required. ``constants``: measured constants by (model or training script, device) to use if
     ``question`` has no key ``profiles``; None: there are none. ``begin_s``: seconds from midnight UTC to the start of
-    the training. Raise ValueError for an invalid ``question``.
+    the training. ``now``: the time, as of ``recommend``. Raise ValueError for an invalid ``question``.
     """
     keys = {"job", "cluster", "profiles", ROOT}
     if not isinstance(question, Mapping) or set(question) - keys or "job" not in question:
@@ -228,4 +259,4 @@ def answer(
     if "profiles" in question:
         known = learned_by_model(checked_profiles(question["profiles"]), job.namespace or DEFAULT_NAMESPACE)
     defaults = parse_defaults(question[ROOT]) if ROOT in question else NO_DEFAULTS
-    return recommend(job, view, known, defaults, begin_s=begin_s).document()
+    return recommend(job, view, known, defaults, begin_s=begin_s, now=now).document()

@@ -43,6 +43,19 @@ def nothing_requested(request: Request) -> Infeasible | None:
     return None
 
 
+def too_low_limit(request: Request) -> Infeasible | None:
+    """Return ``Infeasible`` if a pod requests more CPUs than its CPU limit, so that the API server rejects it."""
+    cpu, limit = request.cpu_per_pod, request.cpu_limit_per_pod
+    if cpu is None or limit is None or cpu <= limit:
+        return None
+    return Infeasible(
+        "LimitBelowRequest",
+        "spec.resources.cpuLimit",
+        f"found {limit:.6g}; expected at least {cpu:.6g}, which resources.cpu requests, because Kubernetes rejects "
+        "pods that request more than their limit: raise resources.cpuLimit, or lower resources.cpu",
+    )
+
+
 def too_large_pods(request: Request, view: ClusterView) -> Infeasible | None:
     """Return ``Infeasible`` if a pod requests more CPUs or memory than the largest node has, busy or not, else None.
 

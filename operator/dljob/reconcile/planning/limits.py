@@ -124,9 +124,10 @@ def _with_default_limit(request: Request, least: Bounds) -> Request:
     """Return the request with the CPU limit of the LimitRanges: their default, or the maximum for a pod, if lower.
 
     Return the request unchanged if it has a CPU limit, or if there is neither. ``least``: values of the LimitRanges.
+    Return it unchanged also if its pods request more CPUs than this limit: ``_checked`` then names the LimitRange.
     """
     limits = [each["cpu"] for each in (least.limit, least.most) if "cpu" in each]
-    if not limits or request.cpu_limit_per_pod is not None:
+    if not limits or request.cpu_limit_per_pod is not None or (request.cpu_per_pod or 0.0) > min(limits) / 1000:
         return request
     return replace(request, cpu_limit_per_pod=min(limits) / 1000)
 
