@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dljob.client.records import outputs_of, report_of
+from dljob.client.output.records import outputs_of, report_of
 from support.cluster.command_line import dljob, started
 from support.cluster.kubectl import (
     ONE_NODE,

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from dljob.api import DLJobStatus, Phase, Progress
 from dljob.client.errors import BadInputError
-from dljob.client.live_logs import Following, Line
 from dljob.client.model_copy import CopyOptions, copy_model
-from dljob.client.records import output_of, ranks_of, report_data_of, report_of
+from dljob.client.output.live_logs import Following, Line
+from dljob.client.output.records import output_of, ranks_of, report_data_of, report_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
 from dljob.sdk.session import Session, translated

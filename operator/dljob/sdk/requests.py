@@ -10,7 +10,7 @@ from dlcontract import REPORT_KEY, Report, config_map_names
 from dljob.api import ConditionStatus, DLJobStatus
 from dljob.client.access import FIELD_OWNER, PATIENCE_S
 from dljob.client.errors import BadInputError
-from dljob.client.records import logs_of, output_of, ranks_of
+from dljob.client.output.records import logs_of, output_of, ranks_of
 from dljob.sdk.errors import JobDeletedError, JobFailedError, JobNotFoundError
 
 Body = Mapping[str, Any]

@@ -14,7 +14,7 @@ import yaml
 from devcluster.paths import cache_root
 from devcluster.progress import Progress
 from devcluster.providers import choose
-from dljob.client.records import outputs_of
+from dljob.client.output.records import outputs_of
 from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
 from support.cluster.pod_server import trainer_image
 from support.cluster.program_image import program_image, scripts

@@ -12,8 +12,8 @@ from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.cli.commands.records import check_exists
 from dljob.client.errors import BadInputError
-from dljob.client.live_logs import OVER, Following, Line, printed, started
-from dljob.client.records import attempts_of, logs_of, output_of, ranks_of
+from dljob.client.output.live_logs import OVER, Following, Line, printed, started
+from dljob.client.output.records import attempts_of, logs_of, output_of, ranks_of
 from dljob.status import readable_status
 
 

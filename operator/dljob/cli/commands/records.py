@@ -10,7 +10,7 @@ from pathlib import Path
 from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.client.errors import BadInputError
-from dljob.client.records import job_is_missing, logs_of, report_of
+from dljob.client.output.records import job_is_missing, logs_of, report_of
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

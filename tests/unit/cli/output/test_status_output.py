@@ -12,11 +12,11 @@ from dljob.cli import main
 from dljob.cli.commands import records
 from dljob.cli.commands.top import lines
 from dljob.cli.follow import Follower
-from dljob.client.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
+from dljob.client.output.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import CONFIG_MAP, Kind
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 DIGITS = str(ROOT / "examples/digits.yaml")
 
 

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from dljob.cli import main
-from dljob.client import live_logs
-from dljob.client.live_logs import Following, Line, Run, printed, runs_of, started
+from dljob.client.output import live_logs
+from dljob.client.output.live_logs import Following, Line, Run, printed, runs_of, started
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import DLJOB, POD
 from support.servers.http_api import HttpApiServer
