@@ -96,6 +96,10 @@ class Ledger:
     def drop_pod(self, uid: str) -> bool:
         return self.put_pod(uid, None)
 
+    def has_node(self, name: str) -> bool:
+        """Return True if the ledger has the capacity of a node."""
+        return name in self._nodes
+
     def holds(self, uid: str) -> bool:
         """Return True if the pod is in the ledger: it is bound to a node, and takes resources there."""
         return uid in self._pods

@@ -321,9 +321,10 @@ class Planning:
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
         waiting = {} if plan_only(question) or question.queued else self._waiting_for_devices()
-        waiting = not_passed_over(share, waiting, self._assigning.of)
+        gains = self._assigning.gains(key)  # It must not delay those that got no part either.
+        waiting = waiting if gains else not_passed_over(share, waiting, self._assigning.of)
         free = view if self._free.view is None else self._free.view
-        return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask)
+        return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask, gains=gains)
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))

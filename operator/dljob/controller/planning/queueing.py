@@ -103,6 +103,8 @@ class Queue:
         self._left_p90_s = OfEachJob(lambda job: remaining_p90_s(previous(job)))
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
         """When the queue was sorted, and the place of each of its jobs, from 1."""
+        self.overdue: frozenset[JobKey] = frozenset()
+        """The waiting jobs that are overdue (``scheduling.assignment.patience``), by the last assignment."""
 
     def job(self, question: ParsedJob) -> QueuedJob:
         """Return the properties of a job that determine its place in the queue."""
@@ -150,17 +152,20 @@ class Queue:
         view: ClusterView,
         free: ClusterView,
         ask: Ask,
+        *,
+        gains: bool = False,
     ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
         """Return a plan of a job that does not delay the first in line, and None; or why it waits, and for which job.
 
         ``plan``: its plan on ``view``, the nodes with all that it may use. ``waiting``: the jobs for which no plan was
-        possible, as they are planned. ``free``: the nodes with what is free for every job.
+        possible, as they are planned. ``free``: the nodes with what is free for every job. ``gains``: True if it moves
+        only because it gains by that.
 
         A job that holds devices keeps these, but takes no others from the first in line because its spec has changed
-        (for example by ``kubectl scale``) or because it is slower than predicted.
+        (for example by ``kubectl scale``), because it is slower than predicted, or for its own gain.
         """
         holds = self.holds_devices(key)
-        if not waiting or (holds and not _wants_others(question)):
+        if not waiting or (holds and not gains and not _wants_others(question)):
             return plan, None
         first = await self._first_before(key, question, waiting, ask, holds=holds)
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
@@ -195,7 +200,7 @@ class Queue:
         mine, before = self.job(question), dict[JobKey, ParsedJob]()
         for other, each in waiting.items():
             its = self.job(each)
-            if other != key and (its.priority >= mine.priority if holds else its.place <= mine.place):
+            if other != key and (its.priority >= mine.priority if holds else self._is_before(its, mine)):
                 before[other] = each
         return await self.first(before, ask)
 
@@ -204,10 +209,24 @@ class Queue:
 
         Jobs that hold devices, and jobs that could not run on the whole cluster, are never first.
         """
-        for _, other in sorted((self.job(each).place, other) for other, each in waiting.items()):
+        for other in sorted(waiting, key=lambda other: self._first_key(self.job(waiting[other]))):
             if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
                 return First(other, found)
         return None
+
+    def _is_before(self, its: QueuedJob, mine: QueuedJob) -> bool:
+        """Return True if a waiting job must not be delayed by another one.
+
+        An overdue job is before those of its priority that are not, such as those with deadlines, unless its namespace
+        holds a larger share. Otherwise, a namespace with many overdue jobs could keep others from starting.
+        """
+        if its.key in self.overdue and mine.key not in self.overdue and its.priority == mine.priority:
+            return its.share <= mine.share or its.place <= mine.place
+        return its.place <= mine.place
+
+    def _first_key(self, job: QueuedJob) -> tuple[object, ...]:
+        """Return the sort key of the first in line: an overdue job comes before the others of its priority."""
+        return -job.priority, job.key not in self.overdue, job.place
 
     def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
         """Return (place of a job in the queue, from 1; number of jobs in it); None if the job is not in the queue.
@@ -226,6 +245,7 @@ class Queue:
 
     def forget_all(self) -> None:
         self._known.clear()
+        self.overdue = frozenset()
         self.run_p90_s.clear()
         self._places = (-inf, {})
         self._shares.forget()

@@ -17,17 +17,9 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized
+from dljob.controller.planning.joint.candidates import Candidates
 from dljob.controller.planning.joint.forecasting import Seen, costs, held_by, moved, planned_devices
-from dljob.controller.planning.joint.options import (
-    Known,
-    KnownOptions,
-    due_s,
-    gpu_types,
-    has_part,
-    left,
-    shape_of,
-    waited_s,
-)
+from dljob.controller.planning.joint.options import Known, KnownOptions, gpu_types, has_part, shape_of
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
@@ -39,7 +31,7 @@ from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option, is_overdue
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
 from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
@@ -75,6 +67,7 @@ class Assigning:
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
+        self._candidates = Candidates(cache, queue, now)
         self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
@@ -115,6 +108,10 @@ class Assigning:
         """Return True if a running job was ordered to move to the devices that an assignment gave it."""
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
+
+    def gains(self, key: JobKey) -> bool:
+        """Return True if a running job moves because it gains itself, and not because others need its devices."""
+        return self.moves(key) and self._orders[key].room is None
 
     def added_to(self, observed: Observed) -> Observed:
         """Return the observed state of a job with the reasons of the last assignment why it moves or rests."""
@@ -160,15 +157,19 @@ class Assigning:
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
-        """Return what the parts of other waiting jobs leave in ``view``, for a waiting job that cannot run on its part.
+        """Return the nodes on which a waiting job may run that cannot run on its share.
 
-        Parts of jobs of a lower priority count as free. Return None while running jobs move to make room, because the
-        job then waits for its part, for a job without a part, and for one that already holds devices.
+        For a job with a part, this is what the parts of other waiting jobs leave in ``view``. Parts of jobs of a lower
+        priority count as free. A job without a part may use all of ``view``, because the others may have to wait for
+        devices of their parts. The rule of back-fill decides then. Return None while running jobs move to make room,
+        because the job then waits for its part, and for a job that already holds devices.
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
-        if share is None or share.part is None or moving or self._queue.holds_devices(key):
+        if share is None or moving or self._queue.holds_devices(key):
             return None
+        if share.part is None:
+            return view
         others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key)
         first = sorted(
             other
@@ -236,17 +237,17 @@ class Assigning:
         everyone = {key: each for key, each in {**waiting, **running}.items() if key in self._known}
         line = sorted(everyone.items(), key=lambda item: self._queue.job(item[1]).place)
         jobs = []
-        for key, question in sorted(line, key=lambda item: -self._priority(item[1])):
+        for key, question in sorted(line, key=lambda item: -self._candidates.priority(item[1])):
             known, share, seen = self._known[key], self._shares.get(key), self._cache.job(key)
-            if seen is None or not known.options:
+            options = self._candidates.options(key, known, running=key in running)
+            if seen is None or not options:
                 continue
-            options = left(known, previous(seen), running=key in running)
             job = self._joint_job(key, self._as_seen(question, known), options)
-            job = replace(job, due_s=self._due_s(key, question, known, running=key in running))
+            job = replace(job, due_s=self._candidates.due_s(key, question, known, running=key in running))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
             elif key not in running:
-                job = replace(job, waited_s=waited_s(seen, self._now()))
+                job = replace(job, waited_s=self._candidates.waited_s(seen))
             else:
                 rest_s = MIN_BETWEEN_S - (self._clock() - self._refused_s.get(key, -inf))
                 job = held_by(job, self._held(key), previous(seen), self._now(), start_s, rest_s)
@@ -259,7 +260,7 @@ class Assigning:
         return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys), first_s)
 
     def _as_seen(self, question: ParsedJob, known: Known) -> Seen:
-        return Seen(known, self._priority(question), self._queue.preempts(question))
+        return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
 
     def _joint_job(self, key: JobKey, job: Seen, options: tuple[Option, ...]) -> JointJob:
         return job.joint(key, options, self._queue.policy.weight(key[0]))
@@ -295,7 +296,11 @@ class Assigning:
         mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
-        staying = [key for key in self._running if self._queue.holds_devices(key) and not self._is_moving(key)]
+        staying = [
+            key
+            for key in self._running
+            if self._queue.holds_devices(key) and not self._is_moving(key) and self._candidates.is_on_known_nodes(key)
+        ]
         running = {key: self._running[key].question for key in staying}
         whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
@@ -304,18 +309,16 @@ class Assigning:
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
-        view = self._view_without({key for key, _ in everyone})
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
-        for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
-            job = self._cache.job(key)
-            if job is not None and known[key].options:
+        for key, question in sorted(everyone, key=lambda item: -self._candidates.priority(item[1])):
+            candidate = self._candidates.of(key, question, known[key], running=key in running)
+            if candidate is not None:
                 keys.append(key)
-                options = left(known[key], previous(job), running=key in running)
-                due_s = self._due_s(key, question, known[key], running=key in running)
-                weight, preempts = self._queue.policy.weight(key[0]), self._queue.preempts(question)
-                overdue = key not in running and is_overdue(waited_s(job, self._now()), options)
-                jobs.append(Candidate(self._priority(question), options, key[0], weight, due_s, preempts, overdue))
+                jobs.append(candidate)
                 held.append(self._held(key) if key in running else Held({}))
+        self._candidates.forget_others(questions)
+        view = self._view_without(set(keys))  # The devices of a job without options are not for others.
+        self._queue.overdue = frozenset(key for key, job in zip(keys, jobs, strict=True) if job.overdue)
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._seen.update((key, self._as_seen(question, known[key])) for key, question in everyone)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
@@ -382,15 +385,6 @@ class Assigning:
             return ClusterView(())
         self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
         return self._queue.view_without(min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
-
-    def _priority(self, question: ParsedJob) -> int:
-        return self._queue.job(question).priority
-
-    def _due_s(self, key: JobKey, question: ParsedJob, known: Known, *, running: bool) -> float | None:
-        job = self._cache.job(key)
-        measured = running and job is not None and previous(job).measured is not None
-        due_in_s = due_s(question, known.spread, self._now(), 0.0 if running else RESTART_S, measured=measured)
-        return due_in_s if self._queue.policy.deadlines else None
 
     def _held(self, key: JobKey) -> Held:
         job, devices = self._cache.job(key), planned_devices(self._plans.known(key))

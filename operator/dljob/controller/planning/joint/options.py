@@ -11,7 +11,6 @@ from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.queueing import Ask
-from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import left_part, run_p90_s, slowdown
 from dljob.kube import Cache, JobKey
@@ -21,7 +20,6 @@ from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import device_parts
-from dljob.status import FALSE, find, previous
 
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
@@ -93,14 +91,15 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
             plan = await ask(asked, view)
             if not isinstance(plan, StoredPlan) or plan.new_nodes:
                 continue
-            used = sum(group.nodes * group.ranks_per_node for group in plan.groups)
-            predicted = plan.status.predicted
-            # A plan that uses less than is free is that of a smaller size.
-            if used == count * per_node and 0 < predicted.total_seconds < best_s:
+            predicted, sizes = plan.status.predicted, [(group.nodes, group.ranks_per_node) for group in plan.groups]
+            # A plan that uses less than is free is usually that of a smaller size, but not if the spec allows 3 nodes.
+            size = sizes[0] if len(sizes) == 1 else (count, per_node)
+            used = sum(nodes * ranks for nodes, ranks in sizes)
+            if used == size[0] * size[1] and 0 < predicted.total_seconds < best_s:
                 best_s = predicted.total_seconds
                 spread = (run_p90_s(predicted) or best_s) / best_s
                 first_part = min(1.0, MIN_STEPS * predicted.step_seconds / best_s)
-                found.append((Option(device, count, per_node, best_s), _expense(question, plan), spread))
+                found.append((Option(device, *size, best_s), _expense(question, plan), spread))
     least = min((expense for _, expense, _ in found), default=0.0)
     kept = [(option, spread) for option, expense, spread in found if expense <= MAX_OF_LEAST * least]
     return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0), first_part)
@@ -114,16 +113,6 @@ def left(known: Known, status: DLJobStatus, *, running: bool) -> tuple[Option, .
     """
     factor = left_part(status, running=running) * slowdown(status)
     return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in known.options)
-
-
-def waited_s(job: JobSeen, now: datetime) -> float:
-    """Return the seconds for which a job without devices has waited since it was created, stopped or last resumed."""
-    since = job.created
-    for kind in ("Admitted", "Suspended"):
-        condition = find(previous(job).conditions, kind)
-        if condition is not None and condition.status is FALSE:
-            since = max(since, condition.last_transition_time)
-    return (now - since).total_seconds()
 
 
 def due_s(question: ParsedJob, spread: float, now: datetime, start_s: float, *, measured: bool) -> float | None:

@@ -1,11 +1,12 @@
 """A steady stream of short jobs does not keep a long job from starting."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dljob.controller.planning.joint.options import waited_s
+from dljob.controller.planning.joint.candidates import Candidates
 from dljob.kube import JobKey
 from support.builders import NOW, T4, job
 from support.controller.fake_operator import Operator
@@ -53,10 +54,17 @@ def condition(kind: str, status: str, minutes: int) -> dict[str, Any]:
         ([], 60),
         ([condition("Admitted", "True", 10)], 60),
         ([condition("Admitted", "False", 10)], 50),  # It was preempted then, for example.
-        ([condition("Admitted", "False", 10), condition("Suspended", "False", 45)], 15),
-        ([condition("Admitted", "False", 10), condition("Suspended", "True", 45)], 50),
+        ([condition("Admitted", "False", 10), condition("Suspended", "True", 10)], 20),
     ],
 )
 def test_a_job_waits_since_it_was_created_stopped_or_resumed(conditions: list[Any], minutes: int) -> None:
+    """The last job was resumed 40 minutes after its creation. Until it has pods, its status says that it is suspended."""
+    cache: Any = SimpleNamespace()
+    now = NOW + 40 * MINUTE
+    candidates = Candidates(cache, cache, lambda: now)
     waiting = job(created=NOW, status={"conditions": conditions})
-    assert waited_s(waiting, NOW + 60 * MINUTE) == minutes * 60
+    candidates.waited_s(waiting)
+    now = NOW + 60 * MINUTE
+    assert candidates.waited_s(waiting) == minutes * 60
+    candidates.forget_others(())
+    assert candidates.waited_s(waiting) == (0 if len(conditions) == 2 else minutes * 60)
