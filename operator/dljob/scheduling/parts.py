@@ -5,7 +5,7 @@ assignment gives it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dljob.cluster import ClusterView, Node
@@ -66,6 +66,17 @@ def part_of(view: ClusterView, part: Option, whole: ClusterView | None = None) -
 def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
     """Return ``view`` without the devices of the options ``others`` of other jobs. None in ``others`` is ignored."""
     return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
+
+
+def left_beside(view: ClusterView, others: Iterable[Option | None]) -> ClusterView:
+    """Return ``view`` without the devices of those options that other jobs could take now, one job after another.
+
+    An option that needs more than is left takes nothing, because its job has to wait for other devices anyway.
+    """
+    for option in others:
+        if option is not None and option.devices <= free_devices(view).get(option.device, 0):
+            view = left_for(view, (option,))
+    return view
 
 
 def free_devices(view: ClusterView) -> dict[str, int]:

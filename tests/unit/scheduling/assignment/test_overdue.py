@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dljob.cluster import ClusterView, Node
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all, is_overdue, share, together
+from dljob.scheduling.parts import free_devices, left_beside
 from support.joint_jobs import FREE, JOBS
 
 LONG = tuple(Option("t4", 1, count, 9000.0 / count) for count in (1, 2, 4))
@@ -52,14 +54,11 @@ def test_an_overdue_job_does_not_take_what_a_running_job_needs_to_move_to() -> N
     assert devices(share(jobs, {"t4": 4}, [0])) == [1, 1, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("gain", [False, True])
-def test_priority_and_running_jobs_come_before_overdue_jobs(gain: bool) -> None:
-    """``gain``: True: the job of the higher priority can use all devices."""
-    first = Candidate(1, LONG if gain else BRIEF)
-    late = Candidate(0, LONG, overdue=True)
+@pytest.mark.parametrize("first", [LONG, BRIEF])
+def test_priority_and_running_jobs_come_before_overdue_jobs(first: tuple[Option, ...]) -> None:
+    jobs = [Candidate(1, first), Candidate(0, LONG, overdue=True), Candidate(0, (Option("t4", 1, 3, 600.0),))]
     held = [Held({}), Held({}), Held({"t4": 3}, 600.0, movable=False)]
-    found = assign_all([first, late, Candidate(0, (Option("t4", 1, 3, 600.0),))], held, {"t4": 4}, 60.0)
-    assert devices(found.parts)[0] == (1 if not gain else 4 - 3) and found.parts[1] is None
+    assert devices(assign_all(jobs, held, {"t4": 4}, 60.0).parts) == [1, 0, 3]
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(1, 3), (6, 3)])
@@ -83,3 +82,12 @@ def test_overdue_jobs_change_neither_the_limits_nor_that_nothing_is_left_over(
     assert all(count >= 0 for count in left.values())
     for options, part in zip(jobs, found, strict=True):
         assert part is not None or all(each.devices > left[each.device] for each in options)
+
+
+@pytest.mark.parametrize(("parts", "expected"), [([], 3), ([1], 2), ([4], 3), ([4, 1], 2), ([1, 2], 0), ([1, 3, 1], 1)])
+def test_a_part_that_is_not_free_as_a_whole_takes_nothing(parts: list[int], expected: int) -> None:
+    view = ClusterView(tuple(Node(f"n{i}", "t4", 2, count, is_gpu=True) for i, count in enumerate((2, 1))))
+    left = left_beside(
+        view, [Option("t4", count, 1, 1.0) if count > 2 else Option("t4", 1, count, 1.0) for count in parts]
+    )
+    assert free_devices(left).get("t4", 0) == expected

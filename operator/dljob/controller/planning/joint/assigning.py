@@ -37,7 +37,7 @@ from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
 from dljob.scheduling.gain import MIN_BETWEEN_S
-from dljob.scheduling.parts import free_devices, left_for
+from dljob.scheduling.parts import free_devices, left_beside, left_for
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
@@ -160,8 +160,8 @@ class Assigning:
         """Return the nodes on which a waiting job may run that cannot run on its share.
 
         For a job with a part, this is what the parts of other waiting jobs leave in ``view``. Parts of jobs of a lower
-        priority count as free. A job without a part may use all of ``view``, because the others may have to wait for
-        devices of their parts. The rule of back-fill decides then. Return None while running jobs move to make room,
+        priority count as free. A job without a part may also use devices of parts that are not free yet as a whole. The
+        rule of back-fill decides then whether it delays others. Return None while running jobs move to make room,
         because the job then waits for its part, and for a job that already holds devices.
         """
         share = self._shares.get(key)
@@ -169,7 +169,8 @@ class Assigning:
         if share is None or moving or self._queue.holds_devices(key):
             return None
         if share.part is None:
-            return view
+            waiting = (each.part for other, each in self._shares.items() if other not in self._running)
+            return left_beside(view, waiting)
         others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key)
         first = sorted(
             other
