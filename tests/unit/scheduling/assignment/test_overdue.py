@@ -84,7 +84,7 @@ def test_overdue_jobs_change_neither_the_limits_nor_that_nothing_is_left_over(
         assert part is not None or all(each.devices > left[each.device] for each in options)
 
 
-@pytest.mark.parametrize(("parts", "expected"), [([], 3), ([1], 2), ([4], 3), ([4, 1], 2), ([1, 2], 0), ([1, 3, 1], 1)])
+@pytest.mark.parametrize(("parts", "expected"), [([], 3), ([1], 2), ([4], 3), ([4, 1], 2), ([2, 1], 0), ([1, 3, 1], 1)])
 def test_a_part_that_is_not_free_as_a_whole_takes_nothing(parts: list[int], expected: int) -> None:
     view = ClusterView(tuple(Node(f"n{i}", "t4", 2, count, is_gpu=True) for i, count in enumerate((2, 1))))
     left = left_beside(
