@@ -324,7 +324,10 @@ class Planning:
         gains = self._assigning.gains(key)  # It must not delay those that got no part either.
         waiting = waiting if gains else not_passed_over(share, waiting, self._assigning.of)
         free = view if self._free.view is None else self._free.view
-        return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask, gains=gains)
+        passed_over = {each for each in waiting if (its := self._assigning.of(each)) is not None and its.part is None}
+        return await self._queue.without_delay(
+            key, question, decision, waiting, view, free, self._ask, gains=gains, passed_over=passed_over
+        )
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))

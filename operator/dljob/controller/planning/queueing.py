@@ -154,12 +154,14 @@ class Queue:
         ask: Ask,
         *,
         gains: bool = False,
+        passed_over: Collection[JobKey] = (),
     ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
         """Return a plan of a job that does not delay the first in line, and None; or why it waits, and for which job.
 
         ``plan``: its plan on ``view``, the nodes with all that it may use. ``waiting``: the jobs for which no plan was
         possible, as they are planned. ``free``: the nodes with what is free for every job. ``gains``: True if it moves
-        only because it gains by that.
+        only because it gains by that. ``passed_over``: jobs that are delayed only if they cannot start now anyway,
+        because an assignment has given devices that they could use to others.
 
         A job that holds devices keeps these, but takes no others from the first in line because its spec has changed
         (for example by ``kubectl scale``), because it is slower than predicted, or for its own gain.
@@ -167,7 +169,7 @@ class Queue:
         holds = self.holds_devices(key)
         if not waiting or (holds and not gains and not _wants_others(question)):
             return plan, None
-        first = await self._first_before(key, question, waiting, ask, holds=holds)
+        first = await self._first_before(key, question, waiting, ask, passed_over, holds=holds)
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
             return plan, None
         beside = await ask(question, first.shadow.beside(free, view) if holds else first.shadow.beside(view))
@@ -187,7 +189,14 @@ class Queue:
         return run_time(plan.status.predicted, status).p90 * slowdown(status)
 
     async def _first_before(
-        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, holds: bool
+        self,
+        key: JobKey,
+        question: ParsedJob,
+        waiting: Mapping[JobKey, ParsedJob],
+        ask: Ask,
+        passed_over: Collection[JobKey],
+        *,
+        holds: bool,
     ) -> First | None:
         """Return the first job in line if it is before the job ``key``, with its shadow reservation; otherwise None.
 
@@ -200,32 +209,26 @@ class Queue:
         mine, before = self.job(question), dict[JobKey, ParsedJob]()
         for other, each in waiting.items():
             its = self.job(each)
-            if other != key and (its.priority >= mine.priority if holds else self._is_before(its, mine)):
+            if other != key and (its.priority >= mine.priority if holds else self._order(its) <= self._order(mine)):
                 before[other] = each
-        return await self.first(before, ask)
+        return await self.first(before, ask, passed_over)
 
-    async def first(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> First | None:
+    async def first(
+        self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, passed_over: Collection[JobKey] = ()
+    ) -> First | None:
         """Return the first in line of the jobs ``waiting``, with its shadow reservation; None if there is none.
 
-        Jobs that hold devices, and jobs that could not run on the whole cluster, are never first.
+        Jobs that hold devices, and jobs that could not run on the whole cluster, are never first. Of the jobs
+        ``passed_over``, neither are those that could start now.
         """
-        for other in sorted(waiting, key=lambda other: self._first_key(self.job(waiting[other]))):
-            if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
+        for other in sorted(waiting, key=lambda other: self._order(self.job(waiting[other]))):
+            found = None if self.holds_devices(other) else await self._shadow(other, waiting[other], ask)
+            if found is not None and not (other in passed_over and found.start_s <= self._clock()):
                 return First(other, found)
         return None
 
-    def _is_before(self, its: QueuedJob, mine: QueuedJob) -> bool:
-        """Return True if a waiting job must not be delayed by another one.
-
-        An overdue job is before those of its priority that are not, such as those with deadlines, unless its namespace
-        holds a larger share. Otherwise, a namespace with many overdue jobs could keep others from starting.
-        """
-        if its.key in self.overdue and mine.key not in self.overdue and its.priority == mine.priority:
-            return its.share <= mine.share or its.place <= mine.place
-        return its.place <= mine.place
-
-    def _first_key(self, job: QueuedJob) -> tuple[object, ...]:
-        """Return the sort key of the first in line: an overdue job comes before the others of its priority."""
+    def _order(self, job: QueuedJob) -> tuple[object, ...]:
+        """Return the sort key of a job that must not be delayed: an overdue one comes before others of its priority."""
         return -job.priority, job.key not in self.overdue, job.place
 
     def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
