@@ -143,6 +143,32 @@ def test_admission_that_can_never_be_used_is_deactivated() -> None:
     assert NEVER.message in life.message(), "the message has the reason of the planner"
 
 
+def test_reason_of_a_deactivation_stays() -> None:
+    """Fixed bug: the message advised to activate the Workload, which leads to the same admission."""
+    life = never()
+    text = life.message()
+    assert "spec.nodes.min" in text
+    life.steps()
+    assert life.condition() == ("False", "AdmissionNotUsable") and life.message() == text
+    life.kueue(replay.evicted, "Deactivated", "The workload is deactivated").steps()
+    assert life.workload("QuotaReserved") == ("False", "Pending"), "others can use the quota"
+    life.wait(86400)
+    assert life.condition() == ("False", "AdmissionNotUsable") and life.message() == text
+    assert life.body is not None and life.body["spec"]["active"] is False
+    life.observed = changed(life.observed, nodes={"min": 3, "max": 3})
+    life.steps()
+    assert life.condition() == ("False", "Queued") and life.body["spec"]["active"] is True
+
+
+def test_activated_workload_waits_again() -> None:
+    life = never().kueue(replay.evicted, "Deactivated", "The workload is deactivated").steps()
+    assert life.body is not None
+    life.body["spec"]["active"] = True
+    assert life.steps().condition() == ("False", "Queued")
+    life.kueue(replay.deactivated).steps()
+    assert life.condition() == ("False", "Deactivated"), "somebody else has deactivated it"
+
+
 def test_admission_of_an_earlier_spec_is_not_planned_for() -> None:
     life = admitted_while_cordoned()
     assert life.body is not None

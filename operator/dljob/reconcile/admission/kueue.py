@@ -93,7 +93,10 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         draft.workload = _status(parsed, "released", now)
     elif turn.stage is Stage.WAITING:
         _move(parsed, draft)
-    _hold(parsed, draft, turn, now)
+    if unusable.deactivated(parsed, turn) is not None:
+        _hold_as_before(parsed, draft, now)
+    else:
+        _hold(parsed, draft, turn, now)
     return None
 
 

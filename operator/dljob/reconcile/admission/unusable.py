@@ -12,13 +12,14 @@ condition Planned to False, because Admitted is False from the creation of the j
 
 from datetime import datetime
 
+from dljob.kueue import Stage, Turn
 from dljob.planner import Infeasible
 from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft, WorkloadChange
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, Verdict, find
 
-_RETURNED, _NO_PLAN = "AdmissionTimedOut", "NoPlan"
+_RETURNED, _NOT_USABLE, _NO_PLAN = "AdmissionTimedOut", "AdmissionNotUsable", "NoPlan"
 """Reasons of the condition Admitted=False."""
 
 
@@ -89,6 +90,18 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     pause_s = gang.back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid)
     planned = find(parsed.before.conditions, "Planned")
     return timeout_s + pause_s - _waited_s(parsed, now) if planned is not None and planned.status is FALSE else 0.0
+
+
+def deactivated(parsed: ParsedJob, turn: Turn) -> Verdict | None:
+    """Return the condition Admitted of a job whose Workload the operator has deactivated; None for any other job.
+
+    It still says why, and what to do: to activate the Workload would lead to the same admission. ``turn``: state of the
+    job in Kueue.
+    """
+    workload = parsed.observed.queue.workload
+    if workload is None or workload.active or turn.stage not in (Stage.EVICTED, Stage.INACTIVE):
+        return None
+    return before(parsed) if _reason(parsed) == _NOT_USABLE else None
 
 
 def before(parsed: ParsedJob) -> Verdict | None:
