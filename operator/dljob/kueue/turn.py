@@ -176,13 +176,16 @@ def _updates(found: WorkloadSeen, name: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def within(seen: QueueSeen, accepted: StoredPlan | None) -> Within | None:
+def within(seen: QueueSeen, accepted: StoredPlan | None, digest: str | None) -> Within | None:
     """Return the limits within which a job must be planned again, because Kueue admitted fewer pods than its plan has.
 
-    Return None if Kueue admitted the plan's pods, if the job has no plan or is not admitted, if the Workload has other
-    groups than the plan, or if the job cannot start with the admission (``Admitted.problem``).
+    ``digest``: digest of the job's spec. Return None if Kueue admitted the plan's pods, if the job has no plan or is
+    not admitted, if the plan or the Workload is of another spec, if the Workload has other groups than the plan, or if
+    the job cannot start with the admission (``Admitted.problem``).
     """
-    if accepted is None or turn(seen).stage is not Stage.ADMITTED:
+    if accepted is None or seen.workload is None or turn(seen).stage is not Stage.ADMITTED:
+        return None
+    if not accepted.spec_digest == seen.workload.digest == digest:
         return None
     found = admitted(seen)
     groups = {group.name: group for group in accepted.groups}

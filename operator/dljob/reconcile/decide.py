@@ -48,7 +48,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
     if parsed.queued:
-        return kueue.wants_plan(parsed)
+        return kueue.wants_plan(parsed, now)
     if preempted.stops(parsed) or priority_class.missing(parsed) or priority_class.keeps_plan(parsed):
         return False
     if make_plan.wants_plan(parsed):

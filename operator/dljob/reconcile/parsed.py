@@ -166,7 +166,7 @@ def parse_observed(
         memory_to_try=() if queued else _memory_to_try(accepted, spec, completed_spec, digest),
         looking=looking,
         suggestion=suggestion,
-        within=within(observed.queue, accepted) if queued and quiet(observed) else None,
+        within=within(observed.queue, accepted, digest) if queued and quiet(observed) else None,
     )
 
 

@@ -282,8 +282,9 @@ class Scheduling(ApiModel):
         Field(
             description="If not all pods run within this time, such as 10m, the operator stops all pods, so that "
             "other jobs can use their nodes. The job is planned again later. Time in which all pods have nodes and "
-            "pull images or fetch data does not count. Default: 5m; for a plan that needs new nodes, the chart value "
-            "autoscaling.startTimeoutSeconds."
+            "pull images or fetch data does not count. In a queue of Kueue, this is instead the time for which the job "
+            "keeps an admission of fewer pods with which no plan is possible yet. Default: 5m; for a plan that needs "
+            "new nodes, the chart value autoscaling.startTimeoutSeconds."
         ),
     ] = None
     finish_by: Annotated[

@@ -13,6 +13,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.kueue import Problem, Stage, Turn
 from dljob.planner import Infeasible
 from dljob.reconcile import gang
+from dljob.reconcile.admission import unusable
 from dljob.reconcile.desired import Draft, WorkloadChange
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
@@ -26,11 +27,12 @@ RECHECK_S = 15.0
 """Seconds until the next reconcile of a job that waits for an object that the operator does not watch."""
 
 
-def wants_plan(parsed: ParsedJob) -> bool:
+def wants_plan(parsed: ParsedJob, now: datetime | None = None) -> bool:
     """Return True if a job in a queue of Kueue must be planned.
 
     That is so if it has no plan for its spec, if it needs a new Workload (the object that asks Kueue for quota), or if
-    Kueue admitted fewer pods than the plan has.
+    Kueue admitted fewer pods than the plan has. ``now``: present time; None: ignore the back-off after an admission
+    that the job could not use.
     """
     spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
     stopped = quiet(observed)
@@ -42,9 +44,11 @@ def wants_plan(parsed: ParsedJob) -> bool:
         return False  # Its pods run on, because those of another plan could not start.
     if accepted is None or accepted.spec_digest != parsed.digest:
         return True
+    if now is not None and unusable.backs_off(parsed, now):
+        return False
     # A new Workload must not ask for the pods that an earlier one was admitted with.
     anew = accepted.admission is not None and observed.queue.workload is None
-    return stopped and (anew or parsed.within is not None)
+    return stopped and (anew or unusable.plans_anew(parsed) or parsed.within is not None)
 
 
 def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
@@ -58,7 +62,12 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     turn, stopped = kueue.turn(observed.queue), quiet(observed)
     if turn.stage is Stage.NO_KUEUE:
         return _without_kueue(parsed, draft, turn, now)
-    planned, anew = accepted, wants_plan(parsed)
+    if stopped and unusable.backs_off(parsed, now):
+        left_s = unusable.back_off_left_s(parsed, now)
+        draft.requeue_in(left_s if left_s > 0 else RECHECK_S)  # Else, the Workload is still being deleted.
+        _hold_as_before(parsed, draft, now)
+        return None
+    planned, anew = accepted, wants_plan(parsed, now)
     if anew:
         decision = make_plan.decide(parsed, config)
         if isinstance(decision, Infeasible):
@@ -84,7 +93,10 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         draft.workload = _status(parsed, "released", now)
     elif turn.stage is Stage.WAITING:
         _move(parsed, draft)
-    _hold(parsed, draft, turn, now)
+    if unusable.deactivated(parsed, turn) is not None:
+        _hold_as_before(parsed, draft, now)
+    else:
+        _hold(parsed, draft, turn, now)
     return None
 
 
@@ -104,9 +116,9 @@ def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -
 def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, now: datetime) -> StoredPlan | None:
     """Handle a job for which no plan is possible. Return the plan whose pods should run; None: no pods.
 
-    Pods of the job's last plan continue to run while Kueue admits them. If the job has no pods, delete its Workload, or
-    deactivate it if Kueue admitted too few pods for a plan, so that the job holds no quota. ``found``: reason why no
-    plan is possible. ``turn``: state of the job in Kueue, and a message about it.
+    Pods of the job's last plan continue to run while Kueue admits them. If the job has no pods, delete its Workload, so
+    that the job holds no quota. If Kueue admitted too few pods for a plan, ``unusable`` decides what becomes of the
+    admission. ``found``: reason why no plan is possible. ``turn``: state of the job in Kueue, and a message about it.
     """
     observed, workload = parsed.observed, parsed.observed.queue.workload
     draft.verdicts.append(make_plan.infeasible(found, parsed))
@@ -116,18 +128,13 @@ def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, 
             return parsed.accepted
         _hold(parsed, draft, turn, now)
         return None
-    problem = Problem("NoPlan", "no plan is possible now; see the condition Planned")
     if workload is not None and parsed.within is not None:
-        nodes = sum(count for _, count, _ in parsed.within.groups)
-        text = (
-            f"Kueue admitted {nodes} pods, with which no plan is possible; Workload {workload.name} is deactivated. "
-            f"Set spec.nodes.min to more than {nodes}, or ask the administrator for more quota"
-        )
-        problem = Problem("AdmissionNotUsable", text)
-        draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec={"active": False})
-    elif workload is not None and not workload.deleting:
-        draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
-    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, *problem))
+        unusable.respond(parsed, draft, found, now)
+    else:
+        text = "no plan is possible now; see the condition Planned"
+        draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "NoPlan", text))
+        if workload is not None and not workload.deleting:
+            draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
     _suspended(parsed, draft, now)
     return None
 
@@ -253,6 +260,13 @@ def _hold(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> None:
     _suspended(parsed, draft, now)
 
 
+def _hold_as_before(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Let the job wait without pods, with the condition Admitted that it had before this reconcile."""
+    if (verdict := unusable.before(parsed)) is not None:
+        draft.verdicts.append(verdict)
+    _suspended(parsed, draft, now)
+
+
 def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     stop(parsed, draft, now)
     if quiet(parsed.observed):
@@ -270,6 +284,8 @@ def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
 def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     """Add the condition Admitted=True of a job whose pods should run now, and tell Kueue whether they are ready."""
     ready = pods_ready(parsed.observed, draft.wanted, now)
+    if ready.status is TRUE:
+        draft.start_timeouts = 0
     where = kueue.turn(parsed.observed.queue)
     text = where.message if where.stage is Stage.ADMITTED else "Kueue admitted the job earlier"
     draft.verdicts.append(Verdict(gang.CONDITION, TRUE, Stage.ADMITTED.value, f"{text}; {ready.message}"))
