@@ -7,7 +7,8 @@ The condition Admitted stores the state. True: the operator creates the pods of 
 
 False: the job has no pods, or its pods are stopping.
 
-- NoPlan: no plan is possible now; the condition Planned says why.
+- NoPlan: no plan is possible now; the condition Planned says why. This may also happen after the pods have stopped for
+  a better plan, if other jobs have taken the devices meanwhile.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
   job is planned again for the devices that are free then.
@@ -30,6 +31,7 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.waiting import BACK_OFFS, WAITS_FOR_NODES
+from dljob.planner import Infeasible
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
@@ -253,6 +255,19 @@ def plan_only(parsed: ParsedJob, draft: Draft) -> None:
     if find(parsed.before.conditions, CONDITION) is not None:
         text = "spec.planning.mode is PlanOnly: the plan is shown, and no pods are created"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "PlanOnly", text))
+
+
+def lost(parsed: ParsedJob, draft: Draft, decision: StoredPlan | Infeasible | None) -> bool:
+    """Return True if a job stopped for another plan, and its devices are now in use, so that it must wait.
+
+    The caller then adds why no plan is possible, see ``no_plan``. Here, only the condition Running is added.
+    ``decision``: result of planning; None: not yet known. If the job started with its old plan, its pods would find no
+    nodes.
+    """
+    if not quiet(parsed.observed) or not isinstance(decision, Infeasible) or not decision.transient:
+        return False
+    draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+    return True
 
 
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:

@@ -11,6 +11,7 @@ from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.planning.reserving import STOP_MARGIN_S
 from dljob.job.identity import profile_key
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, NODE, POD, STATEFUL_SET
 from dljob.planner import Infeasible, Learned, LearnedPoint
@@ -173,6 +174,29 @@ def test_pods_that_never_end_do_not_reserve_devices_for_ever() -> None:
         assert operator.planned(other) == "DeviceBusy"
         await operator.watch(STOP_MARGIN_S + PATIENCE_S + 10)
         assert operator.planned(other) == "Planned"
+
+    on_nodes(body)
+
+
+def test_job_waits_if_another_takes_its_devices_while_no_operator_runs() -> None:
+    """Fixed bug: it started with its old plan, and its pods found no nodes until the start time-out."""
+
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        cluster.priority_class("urgent", 1000)
+        key = await stops_to_grow(cluster, operator, {**ELASTIC, "nodes": {"min": 2, "max": 3}})
+        await operator.__aexit__()
+        await stop_pods(cluster, key)
+        async with Growing(cluster) as following:
+            other = cluster.submit("other", "team-b", **SPEC, scheduling={"priorityClassName": "urgent"})
+            await following.watch()
+            assert following.planned(other) == "Planned" and await replicas(cluster, key) == 0
+            assert following.planned(key) == "DeviceBusy" and following.resizing(key) == "NotWorthwhile"
+            assert following.condition(key, "Admitted") == ("False", "NoPlan")
+            job = following.cache.job(key)
+            assert job is not None and devices_waited_for(job) is not None and job.status["phase"] == "Pending"
+            cluster.node("n4", T4, 1)
+            await following.watch()
+            assert following.planned(key) == "Planned" and await replicas(cluster, key) == 2
 
     on_nodes(body)
 
