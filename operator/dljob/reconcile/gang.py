@@ -37,7 +37,7 @@ from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.run import running
-from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
+from dljob.status import FALSE, TRUE, Verdict, changed_at, find, is_true, pods_ready
 
 CONDITION = "Admitted"
 START_TIMEOUT_S = 300.0
@@ -103,7 +103,7 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.reason not in BACK_OFFS or parsed.spec is None:
         return 0.0
-    waited_s = (now - found.last_transition_time).total_seconds()
+    waited_s = (now - changed_at(found, now)).total_seconds()
     timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
     return back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid) - waited_s
 
@@ -193,6 +193,7 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
     if ready.reason in _IN_PROGRESS or running(parsed, target).status is TRUE:
         return None
     since = max(admitted.last_transition_time, was_ready.last_transition_time, stopped_training(parsed, now))
+    since = min(since, now)  # A clock may have been ahead, see ``changed_at``.
     return start_timeout_s(parsed.spec, target) - (now - since).total_seconds()
 
 
