@@ -38,12 +38,14 @@ class PlannedPods:
     defaults: JobDefaults | None = None
     """The administrator's defaults when the job was planned; later changes do not apply to it."""
     domain: Domain = ANYWHERE
+    grace_s: float = 0.0
+    """Termination grace period of its pods in seconds."""
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
         return cls(
             plan.plan.number, plan.revision, plan.groups, plan.charges or {},
-            plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain,
+            plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain, plan.plan.grace_s,
         )  # fmt: skip
 
 

@@ -57,10 +57,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
         return False
     if gang.waits(parsed):
         return now is None or gang.back_off_left_s(parsed, now) <= 0
-    if parsed.finished:
-        return False
     moves = replan.undecided(parsed) or node_faults.undecided(parsed) or more_memory.undecided(parsed)
-    return moves or resize.undecided(parsed, now)
+    return not parsed.finished and (moves or resize.undecided(parsed, now))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -164,18 +162,20 @@ def _plan(
         draft.verdicts.append(make_plan.planned(waiting))
         return waiting, None
     if not wanted and not again:
-        if parsed.accepted is not None and not plan_only:
-            target = (
-                more_memory.raise_memory(parsed, draft, config)
-                or node_faults.move(parsed, draft, config)
-                or resize.resize(parsed, draft, config, now)
-                or replan.replan(parsed, draft, config, now)
-            )
+        if parsed.accepted is None or plan_only:
+            return parsed.accepted, None
+        target = (
+            more_memory.raise_memory(parsed, draft, config)
+            or node_faults.move(parsed, draft, config)
+            or resize.resize(parsed, draft, config, now)
+            or replan.replan(parsed, draft, config, now)
+        )
+        again = resize.undecided(parsed, now) and gang.lost(parsed, draft, make_plan.decided(parsed, config))
+        if not again:
             stands = target is None or target.revision == parsed.accepted.revision
             found = make_plan.planned(target or parsed.accepted, started=stands and gang.started(parsed))
             draft.verdicts.append(found)
             return target, None
-        return parsed.accepted, None
     if not wanted and (left_s := gang.back_off_left_s(parsed, now)) > 0:
         draft.requeue_in(left_s)
         return None, None

@@ -7,7 +7,8 @@ The condition Admitted stores the state. True: the operator creates the pods of 
 
 False: the job has no pods, or its pods are stopping.
 
-- NoPlan: no plan is possible now; the condition Planned says why.
+- NoPlan: no plan is possible now; the condition Planned says why. This may also happen after the pods have stopped for
+  a better plan, if other jobs have taken the devices meanwhile.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
   job is planned again for the devices that are free then.
@@ -30,12 +31,13 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.waiting import BACK_OFFS, WAITS_FOR_NODES
+from dljob.planner import Infeasible
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.run import running
-from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
+from dljob.status import FALSE, TRUE, Verdict, changed_at, find, is_true, pods_ready
 
 CONDITION = "Admitted"
 START_TIMEOUT_S = 300.0
@@ -101,7 +103,7 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.reason not in BACK_OFFS or parsed.spec is None:
         return 0.0
-    waited_s = (now - found.last_transition_time).total_seconds()
+    waited_s = (now - changed_at(found, now)).total_seconds()
     timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
     return back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid) - waited_s
 
@@ -191,6 +193,7 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
     if ready.reason in _IN_PROGRESS or running(parsed, target).status is TRUE:
         return None
     since = max(admitted.last_transition_time, was_ready.last_transition_time, stopped_training(parsed, now))
+    since = min(since, now)  # A clock may have been ahead, see ``changed_at``.
     return start_timeout_s(parsed.spec, target) - (now - since).total_seconds()
 
 
@@ -253,6 +256,19 @@ def plan_only(parsed: ParsedJob, draft: Draft) -> None:
     if find(parsed.before.conditions, CONDITION) is not None:
         text = "spec.planning.mode is PlanOnly: the plan is shown, and no pods are created"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "PlanOnly", text))
+
+
+def lost(parsed: ParsedJob, draft: Draft, decision: StoredPlan | Infeasible | None) -> bool:
+    """Return True if a job stopped for another plan, and its devices are now in use, so that it must wait.
+
+    The caller then adds why no plan is possible, see ``no_plan``. Here, only the condition Running is added.
+    ``decision``: result of planning; None: not yet known. If the job started with its old plan, its pods would find no
+    nodes.
+    """
+    if not quiet(parsed.observed) or not isinstance(decision, Infeasible) or not decision.transient:
+        return False
+    draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+    return True
 
 
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:

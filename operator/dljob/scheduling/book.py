@@ -5,7 +5,7 @@ are derived from stored objects, so that another replica that becomes the leader
 """
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dljob.scheduling.reservations import Reservation
 
@@ -30,7 +30,8 @@ class _Entry:
 class ReservationBook:
     """All reservations, by job: those of accepted plans that are not stored yet, and those of stored objects.
 
-    A reservation expires ``patience_s`` seconds after it was made, or after the last progress of its job (``derive``).
+    A reservation expires ``patience_s`` seconds after it was made or renewed, or after the last progress of its job
+    (``derive``).
     ``now_s`` and other times are seconds of one clock that the caller chooses. The book reads no clock.
     """
 
@@ -74,6 +75,23 @@ class ReservationBook:
         """Return True if a plan of the job that is not stored yet reserves something, and this has not expired."""
         entry = self._accepted.get(key)
         return entry is not None and not entry.expired
+
+    def ageing(self, now_s: float) -> list[Key]:
+        """Return the jobs with a plan that is not stored yet whose reservation has used up half of its time limit.
+
+        Reservations that have expired do not count.
+        """
+        return [
+            key
+            for key, entry in self._accepted.items()
+            if not entry.expired and now_s - entry.since_s >= self._patience_s / 2
+        ]
+
+    def renew(self, key: Key, now_s: float) -> None:
+        """Restart the time limit of what a plan reserves that is not stored yet. Do nothing if it has expired."""
+        entry = self._accepted.get(key)
+        if entry is not None and not entry.expired:
+            self._accepted[key] = replace(entry, since_s=now_s)
 
     def derive(self, key: Key, state: Hashable, reservations: tuple[Reservation, ...], now_s: float) -> None:
         """Set what the stored objects of a job reserve. Empty ``reservations``: nothing any more.

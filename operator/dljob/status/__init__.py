@@ -4,7 +4,7 @@ The inputs are the job's plan, the observed state of its objects and the verdict
 """
 
 from dljob.status.build import build, previous, readable_status
-from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true
+from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, changed_at, find, is_true
 from dljob.status.events import Event, events
 from dljob.status.patch import merge_patch
 from dljob.status.pods import NOT_YET, pods_ready, unscheduled_in_s
@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "Verdict",
     "build",
+    "changed_at",
     "events",
     "find",
     "is_true",

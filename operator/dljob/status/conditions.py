@@ -36,10 +36,15 @@ def merge(
     """Return the previous conditions, in their order, updated by the verdicts. Conditions of new types follow them.
 
     A condition without a verdict stays as it is. ``generation``: generation of the spec to which the verdicts belong.
-    The transition time changes only when the status of a condition changes, as metav1.Condition requires. Of several
-    verdicts about one condition, the last one counts.
+    The transition time changes only when the status of a condition changes, as metav1.Condition requires. A time in the
+    future becomes ``now``: a clock was ahead and has been corrected, and waiting times that begin at this time would
+    last until the clock is there again. Of several verdicts about one condition, the last one counts.
     """
-    before = {condition.type: condition for condition in previous}
+    now = now.replace(microsecond=0)
+    before = {
+        condition.type: condition.model_copy(update={"last_transition_time": changed_at(condition, now)})
+        for condition in previous
+    }
     result = dict(before)
     for verdict in verdicts:
         old = before.get(verdict.type)
@@ -50,9 +55,14 @@ def merge(
             reason=verdict.reason,
             message=_cut(verdict.message),
             observed_generation=generation,
-            last_transition_time=old.last_transition_time if unchanged and old else now.replace(microsecond=0),
+            last_transition_time=old.last_transition_time if unchanged and old else now,
         )
     return tuple(result.values())
+
+
+def changed_at(condition: Condition, now: datetime) -> datetime:
+    """Return the time of the last change of a condition. A time in the future counts as ``now`` (see ``merge``)."""
+    return min(condition.last_transition_time, now)
 
 
 def _cut(message: str) -> str:

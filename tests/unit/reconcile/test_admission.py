@@ -96,6 +96,25 @@ def test_released_job_is_planned_again_on_what_is_free_after_the_back_off() -> N
     assert verdict(step(ready, 200), "Admitted") == ("True", "Started")
 
 
+def test_clock_that_was_ahead_lengthens_no_back_off() -> None:
+    """Fixed bug: after a clock that was a day ahead at the time-out, the job waited for a day."""
+    observed = released_at(half_started(), 86_400)
+    corrected = step(observed, 71)
+    assert corrected.requeue_after_s is not None and corrected.requeue_after_s <= 60
+    back = step(after(observed, corrected), 71 + corrected.requeue_after_s)
+    assert verdict(back, "Admitted") == ("True", "Starting")
+
+
+def test_clock_that_was_ahead_lengthens_no_start_time_out() -> None:
+    first, day_s = seen(DIGITS | TIMEOUT), 86_400.0
+    observed = with_pods(after(first, step(first, day_s)), {2: "0/3 nodes are available"})
+    observed = after(observed, step(observed, day_s + 1))
+    corrected = step(observed, 5)
+    assert corrected.requeue_after_s is not None and corrected.requeue_after_s <= 60
+    released = step(after(observed, corrected), 66)
+    assert verdict(released, "Admitted") == ("False", "StartTimedOut")
+
+
 def test_released_job_waits_while_no_plan_is_possible() -> None:
     observed = released_at(half_started(), 70)
     full = replace(observed, view=nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"}))

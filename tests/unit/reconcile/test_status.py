@@ -42,6 +42,12 @@ class TestConditions:
         first = conditions(make_verdict("Accepted", TRUE), make_verdict("Planned", TRUE))
         assert conditions(make_verdict("Planned", TRUE), before=first, seconds=5) == first
 
+    def test_time_in_the_future_becomes_now(self) -> None:
+        """Fixed bug: after a clock that was a day ahead, waiting times lasted for a day."""
+        first = conditions(make_verdict("Admitted", FALSE), make_verdict("Planned", TRUE), seconds=86_400)
+        corrected = conditions(make_verdict("Planned", TRUE), before=first, seconds=5)
+        assert [each.last_transition_time for each in corrected] == [NOW + timedelta(seconds=5)] * 2
+
     def test_long_message_is_shortened_in_the_middle(self) -> None:
         [found] = conditions(make_verdict("Failed", TRUE, message="A" + "x" * 10_000 + "Z"))
         assert len(found.message) <= MAX_MESSAGE

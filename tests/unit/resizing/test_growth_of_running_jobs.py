@@ -8,12 +8,15 @@ from dlcontract import CheckpointMark, Report, RunPhase
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import LOOK_AGAIN_S
 from dljob.controller.planning.parsed_objects import Profiles
+from dljob.controller.planning.reserving import STOP_MARGIN_S
 from dljob.job.identity import profile_key
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, NODE, POD, STATEFUL_SET
 from dljob.planner import Infeasible, Learned, LearnedPoint
 from dljob.reconcile import ParsedJob
+from dljob.scheduling.book import PATIENCE_S
 from dljob.status import find
 from dljob.status.build import readable_status
 from support.builders import A100, NOW, T4
@@ -127,6 +130,73 @@ def test_job_grows_onto_a_new_node_and_nobody_takes_its_place() -> None:
         found = await plan(cluster, key)
         assert (found.nodes, found.plan.number, found.resizes) == (3, 2, 1)
         assert 'dljob_operator_resizes_total{reason="BetterPlan"} 1.0' in operator.metrics.text().decode()
+
+    on_nodes(body)
+
+
+SLOW_STOP: Json = {**ELASTIC, "runPolicy": {"terminationGracePeriodSeconds": 600}}
+
+
+async def stops_to_grow(cluster: FakeCluster, operator: Growing, spec: Json) -> JobKey:
+    """Return the key of a job on two nodes whose pods stop because a third node has joined."""
+    key = cluster.submit("elastic", **spec)
+    await operator.watch()
+    await trains(cluster, operator, key, "n1", "n2")
+    cluster.node("n3", T4, 1)
+    await operator.watch(1.0)
+    await report(cluster, key, 600)
+    await operator.watch()
+    assert operator.resizing(key) == "BetterPlan" and await replicas(cluster, key) == 0
+    return key
+
+
+def test_reservation_lasts_while_pods_write_their_checkpoint() -> None:
+    """Fixed bug: it ended after 60 s. Another job took the new node, and the restart was for nothing."""
+
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        key = await stops_to_grow(cluster, operator, SLOW_STOP)
+        await operator.watch(500.0)
+        other = cluster.submit("other", "team-b", **ONE_NODE)
+        await operator.watch()
+        assert operator.planned(other) == "DeviceBusy", "the pods still have some of their grace period"
+        await stop_pods(cluster, key)
+        await operator.watch()
+        assert operator.resizing(key) == "Resized" and await replicas(cluster, key) == 3
+
+    on_nodes(body)
+
+
+def test_pods_that_never_end_do_not_reserve_devices_for_ever() -> None:
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        await stops_to_grow(cluster, operator, SLOW_STOP)
+        other = cluster.submit("other", "team-b", **ONE_NODE)
+        await operator.watch(600.0)
+        assert operator.planned(other) == "DeviceBusy"
+        await operator.watch(STOP_MARGIN_S + PATIENCE_S + 10)
+        assert operator.planned(other) == "Planned"
+
+    on_nodes(body)
+
+
+def test_job_waits_if_another_takes_its_devices_while_no_operator_runs() -> None:
+    """Fixed bug: it started with its old plan, and its pods found no nodes until the start time-out."""
+
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        cluster.priority_class("urgent", 1000)
+        key = await stops_to_grow(cluster, operator, {**ELASTIC, "nodes": {"min": 2, "max": 3}})
+        await operator.__aexit__()
+        await stop_pods(cluster, key)
+        async with Growing(cluster) as following:
+            other = cluster.submit("other", "team-b", **SPEC, scheduling={"priorityClassName": "urgent"})
+            await following.watch()
+            assert following.planned(other) == "Planned" and await replicas(cluster, key) == 0
+            assert following.planned(key) == "DeviceBusy" and following.resizing(key) == "NotWorthwhile"
+            assert following.condition(key, "Admitted") == ("False", "NoPlan")
+            job = following.cache.job(key)
+            assert job is not None and devices_waited_for(job) is not None and job.status["phase"] == "Pending"
+            cluster.node("n4", T4, 1)
+            await following.watch()
+            assert following.planned(key) == "Planned" and await replicas(cluster, key) == 2
 
     on_nodes(body)
 

@@ -154,6 +154,16 @@ class TestGrow:
         assert not needs_view(waiting, parsed, NOW + timedelta(seconds=elapsed_s + MIN_BETWEEN_S - 1))
         assert needs_view(waiting, parsed, NOW + timedelta(seconds=elapsed_s + MIN_BETWEEN_S))
 
+    def test_clock_that_was_ahead_lengthens_no_rest(self) -> None:
+        day_s = 86_400.0
+        observed = moved(moving(grown(trains_on_two()), day_s), day_s + 1)
+        observed = replace(observed, report=report(observed, **TRAINING))
+        observed = after(observed, step(observed, day_s + 20))
+        now = NOW + timedelta(seconds=40)
+        assert rests_until(parse_observed(observed), now) == now + timedelta(seconds=MIN_BETWEEN_S)
+        corrected = grown(after(observed, step(observed, 40)))
+        assert needs_view(corrected, None, NOW + timedelta(seconds=40 + MIN_BETWEEN_S))
+
     def test_rest_after_a_move_is_explained_while_devices_are_free(self) -> None:
         """Fixed bug: nothing said why devices stayed empty while a job that could use them rested."""
         observed = moved(moving(grown(trains_on_two()), 20), 21)

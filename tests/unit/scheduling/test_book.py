@@ -53,6 +53,21 @@ def test_plan_that_is_never_stored_ends() -> None:
     assert book.current() == () and not book.accepted(A)
 
 
+def test_renewed_reservation_of_an_unstored_plan_does_not_end() -> None:
+    """Fixed bug: it ended after 60 s, although the pods of the plan before still wrote their checkpoint."""
+    book = ReservationBook()
+    book.accept(A, on(1), 0.0)
+    assert book.ageing(PATIENCE_S / 2 - 1) == [] and book.ageing(PATIENCE_S / 2) == [A]
+    book.renew(A, PATIENCE_S / 2)
+    book.expire(PATIENCE_S)
+    assert book.accepted(A) and book.ageing(PATIENCE_S) == [A]
+    book.expire(1.5 * PATIENCE_S)
+    book.renew(A, 1.5 * PATIENCE_S)
+    assert book.current() == () and book.ageing(2 * PATIENCE_S) == [], "a reservation that has ended does not return"
+    book.renew(B, 0.0)
+    assert not book.holds(B)
+
+
 steps = st.tuples(
     st.sampled_from(["accept", "release", "derive", "drop", "expire"]), st.sampled_from([A, B]), st.integers(0, 3)
 )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -17,7 +18,24 @@ from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import Growth, Reservation, ReservationBook, without_reserved
 
+STOP_MARGIN_S = 60.0
+"""Seconds beyond their grace period that pods may take to stop, until their job's next plan reserves nothing more.
+
+The StatefulSet controller first deletes the pods, and kubelets report their end.
+"""
 log = logging.getLogger("dljob")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unstored:
+    """An accepted plan that is not stored yet. ``data``: that of its ConfigMap. ``since_s``: time of the first one.
+
+    If a job is planned again before its plan is stored, the time of its first plan counts.
+    """
+
+    data: Mapping[str, str]
+    pods: PlannedPods
+    since_s: float
 
 
 class Reserving:
@@ -25,8 +43,8 @@ class Reserving:
 
     def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
         self._cache, self._book, self._clock, self.plans = cache, book, clock, PlansByJob()
-        self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
-        """Accepted plans that are not stored yet, with their data."""
+        self._unstored: dict[JobKey, _Unstored] = {}
+        """Accepted plans that are not stored yet."""
 
     def reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
         """Reserve what a new plan needs beyond what the job's pods have. Return True if something is reserved for it.
@@ -39,8 +57,9 @@ class Reserving:
             self.refused(key)
             return False
         pods = PlannedPods.of(decision)
-        self._book.accept(key, self._missing(observed, pods), self._clock())
-        self._unstored[key] = decision.data(), pods
+        now_s, before = self._clock(), self._unstored.get(key)
+        self._book.accept(key, self._missing(observed, pods), now_s)
+        self._unstored[key] = _Unstored(decision.data(), pods, now_s if before is None else before.since_s)
         return self._book.accepted(key)
 
     def refused(self, key: JobKey) -> None:
@@ -89,11 +108,25 @@ class Reserving:
         self._book.derive(key, found.state, found.reservations, self._clock())
         if key not in self._unstored:
             return
-        data, pods = self._unstored[key]
-        if observed.plan == data:
+        unstored = self._unstored[key]
+        if observed.plan == unstored.data:
             self.refused(key)
         else:  # The pods of the plan before stop, and the new ones need their places.
-            self._book.adjust(key, self._missing(observed, pods), self._clock())
+            self._book.adjust(key, self._missing(observed, unstored.pods), self._clock())
+
+    def expire(self) -> None:
+        """End the reservations that have reached their time limit, except those of jobs whose pods still stop.
+
+        Pods that write a checkpoint may need their whole grace period, and the new plan is stored only when they are
+        gone. Pods that exist for longer, such as those on a lost node, no longer count.
+        """
+        now_s = self._clock()
+        for key in self._book.ageing(now_s):
+            if (unstored := self._unstored.get(key)) is not None and self._cache.pods_of(key):
+                stopping = self.plans.known(key) or unstored.pods
+                if now_s - unstored.since_s < stopping.grace_s + STOP_MARGIN_S:
+                    self._book.renew(key, now_s)
+        self._book.expire(now_s)
 
     def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
         """Return what the pods of a plan need beyond what the job's pods have already; empty if they have all."""
@@ -131,7 +164,8 @@ class FreeResources:
         """
         for key in self._cache.touched.take():
             self._reserving.derive(key)
-        self._book.expire(began_s := self._clock())
+        began_s = self._clock()
+        self._reserving.expire()
         if self._known is not None and (self._known[0] == self.versions() or (began_s < self._again_s and not fresh)):
             return
         reserved = self._book.current()

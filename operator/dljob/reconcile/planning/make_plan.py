@@ -73,6 +73,11 @@ def ready(parsed: ParsedJob) -> bool:
     return parsed.decision is not None or parsed.observed.view is not None
 
 
+def decided(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible | None:
+    """Return the result of ``decide``; None if it has none yet (``ready``)."""
+    return decide(parsed, config) if ready(parsed) else None
+
+
 def question(parsed: ParsedJob) -> ParsedJob:
     """Return the question that ``decide`` answers: the job with only the fields on which its plan depends.
 

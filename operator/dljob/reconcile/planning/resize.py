@@ -36,7 +36,7 @@ from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
 from dljob.scheduling.gain import MIN_BETWEEN_S
-from dljob.status import FALSE, TRUE, Verdict, find, is_true
+from dljob.status import FALSE, TRUE, Verdict, changed_at, find, is_true
 
 CONDITION = "Resizing"
 MIN_STEPS = 20
@@ -82,7 +82,7 @@ def rests_until(parsed: ParsedJob, now: datetime) -> datetime | None:
     """
     if not lets_move(parsed) or not _can_grow(parsed, now, moving=True):
         return None
-    until = _rested_at(parsed, is_late=False)
+    until = _rested_at(parsed, now, is_late=False)
     return until if until is not None and now < until else None
 
 
@@ -319,17 +319,17 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
         return False
     if len(parsed.observed.ready_pods) < accepted.nodes and not _missing_for(parsed, now):
         return False  # Lost pods are being replaced.
-    rested_at = _rested_at(parsed, is_late=is_late)
-    return moving or now is None or rested_at is None or now >= rested_at
+    rested_at = None if moving or now is None else _rested_at(parsed, now, is_late=is_late)
+    return now is None or rested_at is None or now >= rested_at
 
 
-def _rested_at(parsed: ParsedJob, *, is_late: bool) -> datetime | None:
+def _rested_at(parsed: ParsedJob, now: datetime, *, is_late: bool) -> datetime | None:
     """Return the time from which a job may move again after its last move; None if it has not moved yet."""
     last = find(parsed.before.conditions, CONDITION)
     if parsed.accepted is None or not parsed.accepted.resizes or last is None:
         return None
     between_s = min(MIN_BETWEEN_S, MIN_RESTARTS_BETWEEN * rest.restart_s(parsed)) if is_late else MIN_BETWEEN_S
-    return last.last_transition_time + timedelta(seconds=between_s)
+    return changed_at(last, now) + timedelta(seconds=between_s)
 
 
 def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
