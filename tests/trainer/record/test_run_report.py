@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlcontract import CheckpointMark, CheckpointRef, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
@@ -321,6 +321,8 @@ def test_report_of_a_thousand_ranks_is_bounded() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), max_size=30))
+@example([(0.0, 5e-324)])  # Fixed bug: a tenth of the smallest number is 0, so that both ends of the axis were equal.
+@example([(5e-324, 0.0)])
 def test_curve_stays_within_its_frame(points: list[tuple[float, float]]) -> None:
     drawn = lines("t", "x", "y", [Curve("a", sorted(points))], [Mark(0, "m")])
     if not points:

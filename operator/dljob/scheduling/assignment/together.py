@@ -28,7 +28,7 @@ def together(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collec
             found, _ = _grown(jobs, free, first, limited=True)
         without = {i for i in holding if found[i] is None} - first
         if not without:
-            return _exchanged([job.options for job in jobs], found)
+            return _started(jobs, _exchanged([job.options for job in jobs], found), free)
         first |= without
 
 
@@ -87,6 +87,17 @@ def _best_step(
                 best = worth, i, new
                 break
     return None if best is None else best[1:]
+
+
+def _started(jobs: Sequence[Candidate], chosen: Choices, free: Mapping[str, int]) -> Choices:
+    """Return the choices after starts of jobs that have none on what is left. An exchange may release devices."""
+    left, found, shares = less(free, chosen), list(chosen), _Shares(jobs, free)
+    waiting = [i for i, part in enumerate(chosen) if part is None]
+    ranks = [_ranked(None, job) if i in waiting else [] for i, job in enumerate(jobs)]
+    while (step := _best_step(jobs, ranks, found, left, shares, waiting, within=False, grows=False)) is not None:
+        i, found[i] = step
+        left = less(left, (found[i],))
+    return tuple(found)
 
 
 _ROUNDING = 1e-9

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
@@ -130,7 +130,19 @@ def test_deadlines_decide_who_gets_devices(
     assert tuple(None if each is None else each.devices for each in found) == expected
 
 
+ONE_T4 = Option("t4", 1, 1, 1.0)
+
+
 @given(JOBS, st.lists(st.none() | st.floats(-10.0, 1e5), min_size=7, max_size=7), FREE)
+@example(  # An exchange released five devices, and the first job got none of them.
+    [
+        (ONE_T4,),
+        (Option("a100", 1, 1, 2.0), ONE_T4),
+        (Option("a100", 1, 1, 3.0), Option("t4", 3, 2, 2.0)),
+    ],
+    [None, None, 2.0],
+    {"a100": 1, "t4": 6},
+)
 def test_deadlines_change_neither_the_limits_nor_that_nothing_is_left_over(
     jobs: list[tuple[Option, ...]], due_s: list[float | None], free: dict[str, int]
 ) -> None:

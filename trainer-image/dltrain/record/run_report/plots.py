@@ -65,6 +65,10 @@ def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> li
     return found
 
 
+SMALLEST = 1e-300
+"""A tenth of a smaller number may be 0."""
+
+
 def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
     """Return the (lower, upper) end of an axis for values from ``low`` to ``high``. The ends always differ.
 
@@ -73,7 +77,7 @@ def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
     length = high - low
     if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
         length = abs(high)
-        return (low - length / 10, high + length / 10) if length else (0.0, 1.0)
+        return (low - length / 10, high + length / 10) if length > SMALLEST else (0.0, 1.0)
     return low - margin * length if low else 0.0, high + margin * length
 
 
