@@ -56,7 +56,7 @@ class PodLogs:
         first = len(self._lines[pod]) - int(query["tailLines"]) if "tailLines" in query else 0
         sent, breaks = max(0, first), self._breaks[pod]
         while True:
-            for line in self._lines[pod][sent:]:
+            for line in self._lines[pod][sent:] if self._breaks[pod] == breaks else ():
                 if line >= since:
                     await response.write(line.encode())
                 sent += 1

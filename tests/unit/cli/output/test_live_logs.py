@@ -98,9 +98,13 @@ def test_no_line_is_lost_or_repeated_if_a_connection_breaks() -> None:
         await job.server.logs.write("j-t4-0", *texts[:6])
         await job.until(*texts[:6])
         await job.server.logs.cut("j-t4-0")
+        opened = job.server.logs.opened["j-t4-0"]
+        async with asyncio.timeout(WITHIN_S):
+            while len(opened) < 2:
+                await asyncio.sleep(0.01)
+        assert opened[1]["sinceTime"] == "2026-01-01T00:00:01Z"
         await job.server.logs.write("j-t4-0", *texts[6:])
         await job.until(*texts)
-        assert job.server.logs.opened["j-t4-0"][1]["sinceTime"] == "2026-01-01T00:00:01Z"
 
     assert len(followed(step).lines) == 8
 
