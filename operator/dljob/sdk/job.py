@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dljob.api import DLJobStatus, Phase, Progress
 from dljob.client.errors import BadInputError
 from dljob.client.model_copy import CopyOptions, copy_model
-from dljob.client.output.live_logs import Following, Line
+from dljob.client.output.live_logs import OVER, Following, Line
 from dljob.client.output.records import output_of, ranks_of, report_data_of, report_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
@@ -19,7 +19,6 @@ from dljob.sdk.targets import TARGETS, Target
 from dljob.status import readable_status
 
 T = TypeVar("T")
-_ENDED = (Phase.COMPLETE, Phase.FAILED)
 
 
 class Job:
@@ -72,7 +71,7 @@ class Job:
             for body in bodies:
                 status = _status(body)
                 yield status
-                if status.phase in _ENDED and targets.current(body, status):
+                if status.phase in OVER and targets.current(body, status):
                     return
 
     def wait(self, timeout: float | None = None, until: Target = "Complete") -> DLJobStatus:

@@ -12,7 +12,7 @@ from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.cli.commands.records import check_exists
 from dljob.client.errors import BadInputError
-from dljob.client.output.live_logs import OVER, Following, Line, printed, started
+from dljob.client.output.live_logs import OVER, Following, printed, started
 from dljob.client.output.records import attempts_of, logs_of, output_of, ranks_of
 from dljob.status import readable_status
 
@@ -55,17 +55,8 @@ def print_logs(given: argparse.Namespace) -> int:
         return _print_stored(given, namespace)
     if given.follow:
         return remote.reach(lambda api: _follow(api, namespace, given))
-    found = remote.reach(lambda api: _live(api, namespace, given))
-    if found is None:
+    if not remote.reach(lambda api: _print_live(api, namespace, given)):
         return _print_stored(given, namespace)
-    shown = [text for line in found if (text := line.shown(given.rank)) is not None]
-    if not shown and given.rank is not None:
-        raise BadInputError(
-            f"--rank: found {given.rank}, of which the pods of {given.job} have no output; expected a rank that has "
-            "printed something. Without --rank, dljob logs prints the output of all ranks"
-        )
-    for text in shown:
-        print(text)
     return 0
 
 
@@ -94,10 +85,19 @@ async def _is_over(api: Any, namespace: str, job: str) -> bool:
     return readable_status(body.get("status") or {}).phase in OVER
 
 
-async def _live(api: Any, namespace: str, given: argparse.Namespace) -> list[Line] | None:
-    """Return the lines of the logs of the job's pods; None if none has started."""
-    runs = await started(api, namespace, given.job)
-    return await printed(api, namespace, runs, given.tail) if runs else None
+async def _print_live(api: Any, namespace: str, given: argparse.Namespace) -> bool:
+    """Print the lines of the logs of the job's pods. Return False if none has started."""
+    runs, found = await started(api, namespace, given.job), False
+    async for line in printed(api, namespace, runs, given.tail):
+        if (text := line.shown(given.rank)) is not None:
+            found = True
+            print(text)
+    if runs and not found and given.rank is not None:
+        raise BadInputError(
+            f"--rank: found {given.rank}, of which the pods of {given.job} have no output; expected a rank that has "
+            "printed something. Without --rank, dljob logs prints the output of all ranks"
+        )
+    return bool(runs)
 
 
 async def _follow(api: Any, namespace: str, given: argparse.Namespace) -> int:

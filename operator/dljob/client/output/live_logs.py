@@ -26,7 +26,7 @@ SILENCE_S = 300.0
 MAX_WAITING = 1000
 """Maximum number of lines that are read and not printed yet. Faster pods wait."""
 OVER = (Phase.COMPLETE, Phase.FAILED)
-_NOT_STARTED, _GONE, _DENIED = 400, 404, (401, 403)
+_GONE, _DENIED = 404, (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,14 @@ async def started(api: Any, namespace: str, job: str) -> dict[Run, bool]:
     return runs_of(await api.find(POD, namespace, labelSelector=f"{JOB_LABEL}={job}"))
 
 
-async def printed(api: Any, namespace: str, runs: Iterable[Run], tail: int | None) -> list[Line]:
-    """Return the lines in the logs of pods, one pod after another. ``tail``: at most so many lines of each pod.
+async def printed(api: Any, namespace: str, runs: Iterable[Run], tail: int | None) -> AsyncIterator[Line]:
+    """Yield the lines in the logs of pods, one pod after another. ``tail``: at most so many lines of each pod.
 
     Leave out pods that are gone. Raise ApiError.
     """
-    found = []
     for run in runs:
-        log = _Log(api, namespace, run, tail)
-        async for text in log.lines(follow=False):
-            found.append(Line(run.pod, text))
-    return found
+        async for text in _Log(api, namespace, run, tail).lines(follow=False):
+            yield Line(run.pod, text)
 
 
 class Following:
@@ -106,15 +103,21 @@ class Following:
     async def lines(self) -> AsyncGenerator[Line]:
         """Yield the lines. Raise ApiError if the API server refuses a request, or does not answer ``PATIENCE_S``."""
         watching = asyncio.create_task(self._watch())
+        ending = asyncio.create_task(self._end_after(watching))
         try:
             while (line := await self._lines.get()) is not None:
                 yield line
             await watching
         finally:
-            tasks = [watching, *self._reading.values()]
+            tasks = [watching, ending, *self._reading.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end_after(self, watching: "asyncio.Task[None]") -> None:
+        """Put the end behind the last line. This task can be cancelled while nobody makes room for it."""
+        await asyncio.wait({watching})
+        await self._lines.put(None)
 
     async def _watch(self) -> None:
         """Read the logs of all pods until the job has ended and its last lines are read."""
@@ -123,18 +126,15 @@ class Following:
 
         ended_s: float | None = None
         answered_s, tail = monotonic(), self._tail
-        try:
-            while ended_s is None or (self._reads() and monotonic() - ended_s < LINGER_S):
-                try:
-                    over = await self._look(tail)
-                    answered_s, tail = monotonic(), None
-                    ended_s = ended_s or (monotonic() if over else None)
-                except ApiError as error:
-                    if error.code not in TEMPORARY or monotonic() - answered_s > PATIENCE_S:
-                        raise
-                await asyncio.sleep(POLL_S)
-        finally:
-            await self._lines.put(None)
+        while ended_s is None or (self._reads() and monotonic() - ended_s < LINGER_S):
+            try:
+                over = await self._look(tail)
+                answered_s, tail = monotonic(), None
+                ended_s = ended_s or (monotonic() if over else None)
+            except ApiError as error:
+                if error.code not in TEMPORARY or monotonic() - answered_s > PATIENCE_S:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     def _reads(self) -> bool:
         return any(not task.done() for task in self._reading.values())

@@ -148,6 +148,25 @@ def test_following_begins_with_the_last_lines() -> None:
     assert asyncio.run(main()) == ["phase Running", "the job was deleted"]
 
 
+def test_a_reader_that_stops_is_not_held_up_by_lines_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: ``dljob logs -f JOB | head`` did not end if more lines waited than fit in the queue."""
+    monkeypatch.setattr(live_logs, "MAX_WAITING", 2)
+
+    async def main() -> None:
+        async with HttpApiServer() as server, aiohttp.ClientSession() as session, asyncio.timeout(WITHIN_S):
+            Watched(server, None)
+            await server.logs.write("j-t4-0", *(f"line {n}" for n in range(20)))
+            server.put(DLJOB, {"metadata": {"name": "j", "namespace": "a"}, "status": {"phase": "Complete"}})
+            following = Following(Api(session, server.url), "a", "j", None)
+            async with aclosing(following.lines()) as lines:
+                assert (await anext(lines)).text == "line 0"
+                while not following._lines.full():
+                    await asyncio.sleep(0.01)
+            await server.logs.end("j-t4-0")
+
+    asyncio.run(main())
+
+
 def test_permission_that_is_missing_is_named() -> None:
     async def main() -> None:
         async with HttpApiServer() as server:
@@ -166,7 +185,7 @@ def test_logs_so_far_are_printed_one_pod_after_another() -> None:
                 server.put(POD, pod(f"j-t4-{number}", running=number == 9))
                 await server.logs.write(f"j-t4-{number}", "[rank 0] a", "[agent] b", "[rank 10] c")
             server.put(POD, {"metadata": {"name": "j-t4-11", "namespace": "a"}, "status": {"phase": "Pending"}})
-            return await printed(api, "a", await started(api, "a", "j"), 2)
+            return [line async for line in printed(api, "a", await started(api, "a", "j"), 2)]
 
     found = asyncio.run(main())
     assert [(line.pod, line.text) for line in found] == [
