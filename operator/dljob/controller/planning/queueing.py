@@ -6,7 +6,7 @@ are in ``dljob.scheduling``; this module feeds them.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -28,7 +28,6 @@ from dljob.scheduling import (
     QueuedJob,
     QueuePolicy,
     Requests,
-    Reservation,
     ReservationBook,
     RunningJob,
     Shadow,
@@ -312,8 +311,7 @@ class Queue:
 
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
-        reserved = self._book.current(without=key, namespace=key[0], ended=ended)
-        return limits_for(key, self._cache, reserved, ended)
+        return limits_for(key, self._cache, self._book, ended)
 
     def _dominant_shares(self) -> dict[str, float]:
         """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.
@@ -362,14 +360,12 @@ def queued(first: First, now_s: float) -> Infeasible:
     return Infeasible("Queued", "spec.scheduling", text, transient=True)
 
 
-def limits_for(
-    key: JobKey, cache: Cache, reserved: Iterable[Reservation], ended: Iterable[JobKey] = ()
-) -> NamespaceLimits:
+def limits_for(key: JobKey, cache: Cache, book: ReservationBook, ended: Collection[JobKey] = ()) -> NamespaceLimits:
     """Return the quotas and limit ranges of a job's namespace, with the usage that a new plan of the job finds.
 
     The job's own pods do not count as usage, because they leave with its old plan. Objects that the plans of other jobs
-    have not created yet count. ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods
-    do not count.
+    have not created yet count. ``book``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods and
+    reservations do not count.
 
     Changes of quotas and of pods arrive through separate watches. For a moment, a new pod may therefore count neither
     in the quota's usage nor as a reservation. If a plan uses that pod's quota in this moment, the API server rejects a
@@ -380,5 +376,6 @@ def limits_for(
         return found
     gone = {key, *(each for each in ended if each[0] == key[0])}
     usage = [(pod.charge, -1) for each in gone for pod in cache.pods_of(each) if pod.charge is not None]
+    reserved = book.current(without=key, namespace=key[0], ended=ended)
     usage += [(item.charge, item.uncreated) for item in reserved if item.charge is not None]
     return replace(found, quotas=tuple(quota.with_usage(usage) for quota in found.quotas))
