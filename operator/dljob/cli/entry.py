@@ -70,16 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(parser().parse_args(arguments))
         finally:  # Python would find a closed pipe only on exit, also after --help, and end with an error of its own.
             print(end="", flush=True)
-    except BrokenPipeError:
-        # The reader (head, less) closed the pipe. Python must not write to it again on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # The reader (head, less) closed the pipe.
+        _discard_output()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         print(f"dljob: the output was not written: {error.strerror}. Write it elsewhere", file=sys.stderr)
         code = 2
     return code
+
+
+def _discard_output() -> None:
+    """Send standard output nowhere, so that Python does not try to write to it again on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(given: argparse.Namespace) -> int:

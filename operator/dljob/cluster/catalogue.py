@@ -176,6 +176,11 @@ def similar_gpus(label: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_catalogue()[alias].name for alias in found))[:3]
 
 
+def is_known_gpu(label: str) -> bool:
+    """Return True if the catalogue has the GPU of a device type, or if it is the label of a part of a GPU."""
+    return gpu(label) is not None or is_part(label)
+
+
 @lru_cache(maxsize=1024)
 def names_gpu(label: str) -> bool:
     """Return True if a device type is probably that of a GPU: by a word such as Tesla, or a misspelt product name."""

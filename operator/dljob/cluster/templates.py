@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dljob.cluster.catalogue import gpu, is_part
+from dljob.cluster.catalogue import is_known_gpu
 from dljob.cluster.view import ClusterView, Node, cluster_view, on_platforms
 
 MAX_NEW_NODES = 2000
@@ -95,4 +95,4 @@ def _with_kind(entry: object) -> object:
     """
     if not isinstance(entry, dict) or not isinstance(device := entry.get("device"), str):
         return entry
-    return {"gpu": gpu(device) is not None or is_part(device), **entry}
+    return {"gpu": is_known_gpu(device), **entry}

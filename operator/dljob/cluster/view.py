@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from dljob.cluster.catalogue import gpu, is_part, names_gpu, similar_gpus
+from dljob.cluster.catalogue import is_known_gpu, names_gpu, similar_gpus
 from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
@@ -197,7 +197,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     if entry.get("devices") == 0:
         raise ValueError(".devices: found 0; expected 1 to 64. For a node without GPUs, remove device and devices")
     devices = _whole(entry, "devices", 1, least=1, most=64)
-    is_gpu = entry.get("gpu", gpu(device) is not None or is_part(device))
+    is_gpu = entry.get("gpu", is_known_gpu(device))
     if "gpu" not in entry and not is_gpu and (devices > 1 or names_gpu(device)):
         several = f" with {devices} devices" if devices > 1 else ""
         near = similar_gpus(device)
