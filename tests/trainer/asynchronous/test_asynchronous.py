@@ -60,10 +60,14 @@ def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, boun
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["StaleSynchronous", pytest.param("Asynchronous", marks=pytest.mark.long)])
 def test_asynchronous_workers_learn_digits_and_resume_after_a_stop(kind: Any, tmp_path: Path) -> None:
-    """With a bound of 3, the accuracy is 97 % (synchronous 98 %). The checkpoint records the step of every worker."""
+    """With a bound of 3, the accuracy is 97 % (synchronous 98 %). The checkpoint records the step of every worker.
+
+    The order of updates differs between runs. After 20 epochs, the accuracy varied from 96.9 to 99.2 % on a busy machine;
+    after 30, from 98.3 to 98.9 %.
+    """
     bound = 3 if kind == "StaleSynchronous" else None
     optimizer = OptimizerRef() if bound else OptimizerRef(name="Adam", learning_rate=2e-3)
-    epochs, required = (20, 0.97) if bound else (8, 0.9)
+    epochs, required = (30, 0.97) if bound else (8, 0.9)
     plan = make_plan(
         4, shares=[50, 40, 30, 0], model=ModelRef(name="digits-cnn"), epochs=epochs, collective="ParameterServer",
         synchronization=kind, staleness_bound=bound, optimizer=optimizer, checkpoint=saving(tmp_path),
