@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dlcontract import CheckpointMark, Failure, RunPhase
+from dljob.controller.watches import PAGE
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
 from support.cluster.live_job import SPEC, Play
@@ -222,6 +223,19 @@ def test_restarted_operator_writes_nothing(play: Play, operator: OperatorProcess
     assert versions(play.kubectl, "steady") == before
     assert counts(play.kubectl, "steady") == events
     play.finish("steady")
+
+
+def test_restarted_operator_gets_ready_if_its_list_of_jobs_has_several_pages(
+    play: Play, operator: OperatorProcess
+) -> None:
+    names = [f"page-{i}" for i in range(PAGE + 1)]
+    for name in names:
+        play.submit(name, suspend=True)
+    try:
+        operator.stop(signal.SIGKILL)
+        operator.start()
+    finally:
+        play.kubectl.delete("dljobs", *names)
 
 
 def test_job_can_be_deleted_while_the_operator_is_down(play: Play, operator: OperatorProcess) -> None:

@@ -56,10 +56,13 @@ class UnprocessedEvents:
             self._events[uid] = Unprocessed(meta.get("namespace") or "", name, uid, version, now_s)
 
     def listed(self, namespace: str | None, uids: Collection[str]) -> None:
-        """Note that kopf has received a whole list of a namespace (None: of all), with objects of these uids."""
+        """Note that kopf has received a whole list of a namespace (None: of all), with objects of these uids.
+
+        kopf processes the objects of each page before it reads the next one, so that some are processed already.
+        """
         if namespace in self._unlisted:
             self._unlisted.discard(namespace)
-            self._first.update(uids)
+            self._first.update(uid for uid in uids if uid in self._events)
             self._look()
 
     def _look(self) -> None:

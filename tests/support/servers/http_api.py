@@ -113,9 +113,19 @@ class HttpApiServer:
             items = [
                 body for key, body in self.objects.items() if key[0] == parts[0] and namespace in ("", key[1])
             ]  # fmt: skip
-            self.lists[parts[0]] += 1
-            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+            return self._page(request, parts[0], items)
         return await self._one(request, parts, namespace)
+
+    def _page(self, request: web.Request, resource: str, items: list[Json]) -> web.Response:
+        """Return one page of a list, as long as the request says, with the token for the next one."""
+        begin = int(request.query.get("continue", 0))
+        end = begin + int(request.query.get("limit", len(items)))
+        meta = {"resourceVersion": str(self.version)}
+        if end < len(items):
+            meta["continue"] = str(end)
+        else:
+            self.lists[resource] += 1
+        return web.json_response({"metadata": meta, "items": items[begin:end]})
 
     async def _one(self, request: web.Request, parts: list[str], namespace: str) -> web.Response:
         """Read, create or replace one object."""

@@ -71,3 +71,17 @@ def test_bookmark_is_no_event() -> None:
     events.received({"metadata": {"resourceVersion": "7"}}, 0)
     events.received({}, 0)
     assert overdue(events, 1e6) == []
+
+
+def test_jobs_of_earlier_pages_that_are_processed_before_the_list_ends_do_not_hold_up_the_start() -> None:
+    """Regression: with more jobs than fit on one page of kopf's list, an operator that was restarted never got ready."""
+    events = UnprocessedEvents()
+    for name in ("first", "second"):
+        events.received(body(name), 0)
+    events.processed(body("first"), 1)
+    events.received(body("third"), 2)
+    events.listed(None, ["uid-first", "uid-second", "uid-third"])
+    for name in ("second", "third"):
+        assert not events.first_processed.is_set()
+        events.processed(body(name), 3)
+    assert events.first_processed.is_set()

@@ -14,7 +14,7 @@ from kopf._cogs.aiokits.aiotasks import Scheduler
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
-from dljob.controller.watches import REFLECTED, Watches
+from dljob.controller.watches import PAGE, REFLECTED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
@@ -265,7 +265,7 @@ def test_start_waits_for_all_jobs() -> None:
     """
 
     async def body(world: World) -> None:
-        names = {f"job-{i}" for i in range(50)}
+        names = {f"job-{i}" for i in range(2 * PAGE + 10)}
         for name in names:
             world.server.put(DLJOB, named(DLJOB, name))
         await until(lambda: world.watches.unsynced() == "dljobs")
