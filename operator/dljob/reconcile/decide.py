@@ -170,7 +170,8 @@ def _plan(
             or resize.resize(parsed, draft, config, now)
             or replan.replan(parsed, draft, config, now)
         )
-        again = resize.undecided(parsed, now) and gang.lost(parsed, draft, make_plan.decided(parsed, config))
+        moves = resize.undecided(parsed, now) or replan.undecided(parsed) or node_faults.undecided(parsed)
+        again = moves and gang.lost(parsed, draft, make_plan.decided(parsed, config))
         if not again:
             stands = target is None or target.revision == parsed.accepted.revision
             found = make_plan.planned(target or parsed.accepted, started=stands and gang.started(parsed))
@@ -252,8 +253,7 @@ def _roll(
 ) -> None:
     """Start the pods of the plan ``target``. If pods of another plan still run, only stop those in this reconcile."""
     observed, current = parsed.observed, parsed.accepted
-    running = plan_edits.continued(parsed, target)
-    target = running or target
+    target = (running := plan_edits.continued(parsed, target)) or target
     if find(parsed.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
     changed = running is None and (current is None or current.revision != target.revision)

@@ -2,7 +2,8 @@
 
 The reason of the condition NodeFaulty stores the state of a move:
 
-- Replanning: another plan exists without the node, and the pods write a checkpoint and stop.
+- Replanning: another plan exists without the node, and the pods write a checkpoint and stop. If other jobs have taken
+  the devices of that plan meanwhile, the job waits without pods.
 - NoOtherNodes: there is no plan without the node, so the job stays.
 - Replanned: the job runs on other nodes, or plans may use the node again.
 """
@@ -132,7 +133,8 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
     why = _why(parsed)
     found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
-        _stay(parsed, draft, f"{found.field}: {found.message}")
+        if not (found.transient and quiet(observed)):  # Else the job waits for other nodes, see ``gang.lost``.
+            _stay(parsed, draft, f"{found.field}: {found.message}")
         return None
     if found.new_nodes:
         _stay(parsed, draft, "the other existing nodes cannot run the job")
@@ -181,11 +183,12 @@ def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
 def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """Set the condition NodeFaulty from True to False if the job gets the plan ``new`` for another reason.
 
-    The usual reason is a change of the spec. The new plan avoids nodes with repeated faults anyhow.
+    The usual reason is a change of the spec, or the job has stopped to move and then waited. The new plan avoids nodes
+    with repeated faults anyhow.
     """
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} is for the changed spec"
+        text = f"plan {new.plan.number} replaces the plan that used nodes with repeated faults"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 

@@ -3,7 +3,8 @@
 The reason of the condition PlanContradicted stores the state of this process:
 
 - SlowerThanPredicted: the measurements update the profiles, and the operator will plan once more with these profiles.
-- Replanning: the operator found a better plan, and the pods of the old plan write a checkpoint and stop.
+- Replanning: the operator found a better plan, and the pods of the old plan write a checkpoint and stop. If no plan is
+  possible any more after that, because other jobs have taken the devices, the job waits without pods.
 - NoBetterPlan: the operator found no better plan.
 - Replanned: the new plan has replaced the old one.
 - AsPredicted: a later measurement agreed with the plan.

@@ -256,6 +256,22 @@ class TestMoves:
         returned = step(replace(trains, left_out={}), 4000)
         assert verdict(returned, "NodeFaulty") == ("False", "Replanned")
 
+    def test_job_that_stopped_waits_if_others_have_taken_the_other_nodes(self) -> None:
+        """Fixed bug: it started on the faulty node again, and its other pods found no nodes."""
+        observed = moving()
+        leaving = step(observed)
+        busy = replace(FIVE, nodes=tuple(replace(node, free_cpu=0.0) for node in FIVE.nodes))
+        down = replace(stopped(after(observed, leaving)), view=busy)
+        waiting = step(down, 10)
+        assert verdict(waiting, "Admitted") == ("False", "NoPlan") and waiting.scales == ()
+        assert "StatefulSet" not in kinds(waiting) and verdict(waiting, "Running") == ("False", "NotStarted")
+        assert verdict(waiting, "NodeFaulty") == ("True", "Replanning")
+        freed = replace(after(down, waiting), view=FIVE)
+        assert needs_view(freed)
+        new = step(freed, 20)
+        assert verdict(new, "NodeFaulty") == ("False", "Replanned") and "StatefulSet" in kinds(new)
+        assert plan_of(after(freed, new)).avoid == (NODE,)
+
     def test_job_with_a_pod_that_fits_no_node_may_use_a_node_that_has_returned(self) -> None:
         """Otherwise, its pods would avoid the node for good."""
         first = seen(DIGITS, FIVE, left_out=out())

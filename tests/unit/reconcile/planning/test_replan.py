@@ -12,7 +12,7 @@ from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
-from support.builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
+from support.builders import CPUS, DIGITS, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, condition_of, kinds, status, step, training, verdict
 
 LONG: Json = {**DIGITS, "epochs": None, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
@@ -84,6 +84,22 @@ def test_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
     assert not needs_view(running)
     calm = step(running, 90)
     assert calm.scales == () and "StatefulSet" not in kinds(calm)
+
+
+def test_job_that_stopped_for_a_better_plan_waits_if_others_have_taken_its_devices() -> None:
+    """Fixed bug: it started with its old plan, and its pods found no nodes until the start time-out."""
+    observed = with_updated_profile(slow())
+    moving = after(observed, step(observed, 30))
+    down = after(moving, step(moving, 31))
+    busy = replace(CPUS, nodes=tuple(replace(node, free_cpu=0.0) for node in CPUS.nodes))
+    stopped = report(down, RunPhase.STOPPED, step=510, steps=100_000)
+    down = replace(down, pods=(), report=stopped, view=busy)
+    waiting = step(down, 60)
+    assert verdict(waiting, "Admitted") == ("False", "NoPlan") and "StatefulSet" not in kinds(waiting)
+    assert verdict(waiting, "Running") == ("False", "NotStarted")
+    freed = replace(after(down, waiting), view=CPUS)
+    new = step(freed, 70)
+    assert verdict(new, "PlanContradicted") == ("False", "Replanned") and "StatefulSet" in kinds(new)
 
 
 def test_better_plan_is_searched_once_per_plan() -> None:
