@@ -44,7 +44,7 @@ def pod(i: int) -> Json:
             "image": f"registry.example/team/application-{j}:v1.{i % 7}.0",
             "livenessProbe": probe,
             "readinessProbe": probe,
-            "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
+            "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
             "env": [{"name": f"VARIABLE_{k}", "value": f"value-{i}-{k}"} for k in range(6)],
             "ports": [{"containerPort": 8080 + j, "protocol": "TCP"}],
             "imagePullPolicy": "IfNotPresent",

@@ -73,7 +73,7 @@ def test_operator_goes_before_the_pods_of_jobs() -> None:
         assert sum(each["value"] > 0 for each in of_kind(objects, "PriorityClass")) == (values == {})
     assert (
         one(render(), "Deployment")["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
-        == "250m"
+        == "500m"
     )
 
 
