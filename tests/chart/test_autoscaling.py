@@ -68,9 +68,17 @@ def test_class_of_provisioning_requests_is_a_setting() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"count": 0}, {"count": None}, {"memory": 8}, {"zone": "a"}, {"devices": 65}, {"taints": [{"key": "a"}]}],
-)
+    [
+        {"count": 0}, {"count": None}, {"memory": 8}, {"zone": "a"}, {"devices": 65}, {"taints": [{"key": "a"}]},
+        {"memory": "100Ki"}, {"memory": "64"}, {"memory": "0Gi"}, {"memory": "64GB"},
+    ],
+)  # fmt: skip
 def test_bad_templates_are_refused(changes: Json) -> None:
     entry = {key: value for key, value in {**TEMPLATE, **changes}.items() if value is not None}
     with pytest.raises(Exception, match="nodeTemplates"):
         render({"autoscaling": {"nodeTemplates": [entry]}})
+
+
+@pytest.mark.parametrize("memory", ["64Gi", "67108864Ki", "68719476736", "0.5Gi", "1Mi", "1.5T"])
+def test_memory_of_a_template_is_a_quantity(memory: str) -> None:
+    assert render({"autoscaling": {"nodeTemplates": [{**TEMPLATE, "memory": memory}]}})
