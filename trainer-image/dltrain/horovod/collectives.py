@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dltrain.horovod import gradients
 from dltrain.horovod.world import world
 
 _NO_NUMPY = (torch.float16, torch.bfloat16)
@@ -77,13 +78,22 @@ def allreduce(
     """Return a new tensor with the average of ``tensor`` over ranks, or with the result of another operation ``op``.
 
     The arguments are those of Horovod. ``average``: the older form of ``op``. ``prescale_factor``,
-    ``postscale_factor``: factors before and after the reduction. No gradient flows through the result. ``process_set``:
-    must be None.
+    ``postscale_factor``: factors before and after the reduction. ``process_set``: must be None.
+
+    With ``Average`` and ``Sum``, gradients flow through the result, see ``gradients``. The result of the other
+    operations has no gradient.
     """
     check_options(compression, process_set)
-    result = tensor.detach().clone()
-    _reduce(result, chosen_op(op, average), prescale_factor, postscale_factor)
-    return result
+    chosen = chosen_op(op, average)
+
+    def reduced(values: torch.Tensor) -> torch.Tensor:
+        result = values.detach().clone()
+        _reduce(result, chosen, prescale_factor, postscale_factor)
+        return result
+
+    if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        return reduced(tensor)
+    return gradients.carried(tensor, reduced, reduced)
 
 
 def allreduce_(
@@ -136,20 +146,42 @@ def reduce_on_host(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """Return the tensors of all ranks in one tensor, joined along the first dimension in the order of the ranks.
 
-    The other dimensions must be equal. A scalar counts as a tensor with one element.
+    The other dimensions must be equal. A scalar counts as a tensor with one element. Gradients flow through the result:
+    that of a rank's rows is the average of what all ranks have for these rows, as in Horovod.
     """
     check_options(process_set=process_set)
-    here = world()
-    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    here, first = world(), 0
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     if here.comm is None:
         return rows.clone()
-    parts = here.comm.allgather(rows.cpu())
-    return torch.cat(parts).to(tensor.device)
+
+    def joined(values: torch.Tensor) -> torch.Tensor:
+        nonlocal first
+        parts = here.comm.allgather(values.detach().cpu())
+        first = sum(len(part) for part in parts[: here.rank])
+        return torch.cat(parts).to(values.device)
+
+    def own(gradient: torch.Tensor) -> torch.Tensor:
+        return allreduce(gradient).narrow(0, first, len(rows))
+
+    return gradients.carried(rows, joined, own)
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return a new tensor with the values that rank ``root_rank`` passes. All ranks must pass the same shape."""
-    return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
+    """Return a new tensor with the values that rank ``root_rank`` passes. All ranks must pass the same shape.
+
+    Gradients flow through the result: the root's is the average over ranks, and that of other ranks is 0, as in Horovod.
+    """
+    check_options(process_set=process_set)
+
+    def received(values: torch.Tensor) -> torch.Tensor:
+        return broadcast_(values.detach().clone(), root_rank)
+
+    def to_root(gradient: torch.Tensor) -> torch.Tensor:
+        mean = allreduce(gradient)
+        return mean if world().rank == root_rank else torch.zeros_like(mean)
+
+    return gradients.carried(tensor, received, to_root)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:

@@ -31,7 +31,32 @@ assert hvd.allreduce(torch.ones(0)).shape == (0,)
 transposed = torch.arange(6.0).reshape(2, 3).t()
 assert (hvd.allreduce_(transposed) == torch.arange(6.0).reshape(2, 3).t()).all()
 leaf = torch.ones(2, requires_grad=True)
-assert not hvd.allreduce(leaf * 2).requires_grad
+assert not hvd.allreduce(leaf * 2, op=hvd.Max).requires_grad
+(hvd.allreduce(leaf * 2) * (rank + 1)).sum().backward()
+assert leaf.grad.tolist() == [2 * mean] * 2
+leaf.grad = None
+(hvd.allreduce(leaf, op=hvd.Sum, prescale_factor=3.0) * (rank + 1)).sum().backward()
+assert leaf.grad.tolist() == [3.0 * total] * 2
+leaf.grad = None
+(hvd.broadcast(leaf, size - 1) * (rank + 1)).sum().backward()
+assert leaf.grad.tolist() == ([mean] * 2 if rank == size - 1 else [0.0] * 2)
+with torch.no_grad():
+    assert not hvd.allgather(leaf).requires_grad
+
+# A contrastive loss compares own rows with those of all ranks. Ranks have unequal numbers of rows.
+torch.manual_seed(0)
+every = [torch.randn(each + 1, 3, dtype=torch.float64) for each in range(size)]
+own = every[rank].clone().requires_grad_()
+(own @ hvd.allgather(own).t()).exp().sum().backward()
+whole = [rows.clone().requires_grad_() for rows in every]
+mine = (whole[rank].detach() @ torch.cat(whole).t()).exp().sum()
+others = sum((rows.detach() @ torch.cat(whole).t()).exp().sum() for each, rows in enumerate(whole) if each != rank)
+through_gathered = torch.autograd.grad((mine + others) / size, whole[rank])[0]
+direct = torch.autograd.grad((whole[rank] @ torch.cat(every).t()).exp().sum(), whole[rank])[0]
+assert torch.allclose(own.grad, through_gathered + direct), "the average over ranks for the gathered rows"
+scalar = torch.tensor(1.0, requires_grad=True)
+hvd.allgather(scalar).sum().backward()
+assert scalar.grad.item() == 1.0
 
 rows = hvd.allgather(torch.full((rank + 1, 2), rank))
 assert rows.tolist() == [[r, r] for r in range(size) for _ in range(r + 1)]
