@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import lzma
 import os
 import tarfile
 import zipfile
@@ -53,6 +54,7 @@ FILES: tuple[Entry, ...] = (
 )
 GOOD: dict[str, Callable[[Path], Path]] = {
     **{mode or "plain": lambda p, mode=mode: tar(p, *FILES, mode=f"w:{mode}") for mode in ("", "gz", "bz2", "xz")},  # type: ignore[misc]
+    "xz of two streams": lambda p: in_two_streams(tar(p, *FILES)),
     "zip": lambda p: zipped(
         p, ("project/train.py", 0o100755, SCRIPT), ("project/lib/", 0o40755, b""), ("project/lib/deep/helper.py", 0, b""),
         ("project/again.py", 0o120777, b"lib/../train.py"),
@@ -71,6 +73,8 @@ def test_archive_is_unpacked_whatever_its_name(kind: str, tmp_path: Path) -> Non
     assert not (target.parent / "work").exists()
 
 
+SMALL: tuple[Entry, ...] = (("a.py", tarfile.REGTYPE, b"x"), ("b.py", tarfile.REGTYPE, b"x"))
+"""Each has a header and a content of 512 bytes."""
 BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "parent": (lambda p: tar(p, ("../a", tarfile.REGTYPE, b"x")), "'../a'"),
     "parent in the middle": (lambda p: tar(p, ("a/../../b", tarfile.REGTYPE, b"x")), "'a/../../b'"),
@@ -99,6 +103,10 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no archive": (lambda p: p.write_bytes(SCRIPT) and p, "cannot be unpacked"),  # type: ignore[dict-item]
     "empty file": (lambda p: p.write_bytes(b"") or p, "cannot be unpacked"),  # type: ignore[dict-item]
     "cut": (lambda p: cut(tar(p, *FILES, mode="w:gz")), "cannot be unpacked (EOFError"),
+    "cut after an entry": (lambda p: at(tar(p, *SMALL), 1024), "a damaged or incomplete header"),
+    "cut in a header": (lambda p: at(tar(p, *SMALL), 1124), "a damaged or incomplete header"),
+    "damaged header": (lambda p: damaged(tar(p, *SMALL), 1024 + 10), "a damaged or incomplete header"),
+    "damaged checksum": (lambda p: damaged(tar(p, *FILES, mode="w:gz"), -7), "cannot be unpacked (BadGzipFile: CRC"),
     "cut xz": (lambda p: cut(tar(p, *FILES, mode="w:xz")), "cannot be unpacked (EOFError"),
     "cut zip": (lambda p: cut(zipped(p, ("a", 0, SCRIPT))), "cannot be unpacked (BadZipFile"),
     "header bomb": (
@@ -108,7 +116,26 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 def cut(path: Path) -> Path:
-    os.truncate(path, path.stat().st_size // 2)
+    return at(path, path.stat().st_size // 2)
+
+
+def at(path: Path, nbytes: int) -> Path:
+    """Cut a file off."""
+    os.truncate(path, nbytes)
+    return path
+
+
+def damaged(path: Path, at: int) -> Path:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def in_two_streams(path: Path) -> Path:
+    """Compress a file in two streams with zeros between them, as parallel compressors and ``cat`` do."""
+    content = path.read_bytes()
+    path.write_bytes(lzma.compress(content[:1500]) + bytes(8) + lzma.compress(content[1500:]) + bytes(4))
     return path
 
 

@@ -61,6 +61,8 @@ class _Forward(io.RawIOBase):
 
     def __init__(self, inner: Any, max_nbytes: int) -> None:
         self._inner, self._max_nbytes, self._at = inner, max_nbytes, 0
+        self.last = b""
+        """The bytes of the last read."""
 
     def tell(self) -> int:
         return self._at
@@ -76,6 +78,7 @@ class _Forward(io.RawIOBase):
         if not 0 <= size <= READ_NBYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
         data: bytes = self._inner.read(size)
+        self.last = data
         self._at += len(data)
         if self._at > self._max_nbytes:
             raise tarfile.ReadError("too many bytes beside the files")
@@ -97,16 +100,33 @@ class _Xz(io.RawIOBase):
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self._begin(b"")
+
+    def _begin(self, start: bytes) -> None:
         self._xz = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_NBYTES)
+        self._start = start
+        """The first bytes of the stream, which have been read already."""
 
     def read(self, size: int = -1, /) -> bytes:
         found = b""
-        while len(found) < size and not self._xz.eof:
-            data = self._file.read(2**16) if self._xz.needs_input else b""
-            if self._xz.needs_input and not data:
+        while len(found) < size:
+            if self._xz.eof and not self._next_stream():
+                break
+            data, self._start = self._start, b""
+            if self._xz.needs_input and not data and not (data := self._file.read(READ_NBYTES)):
                 raise EOFError("the archive ends too early")
             found += self._xz.decompress(data, size - len(found))
         return found
+
+    def _next_stream(self) -> bool:
+        """Begin the next one of several joined streams, between which there may be zeros. Return False if it is the end."""
+        rest = self._xz.unused_data.lstrip(b"\0")
+        while not rest:
+            if not (data := self._file.read(READ_NBYTES)):
+                return False
+            rest = data.lstrip(b"\0")
+        self._begin(rest)
+        return True
 
 
 def _untar(stream: Any, files: Files) -> None:
@@ -125,6 +145,11 @@ def _untar(stream: Any, files: Files) -> None:
             else:
                 kind = "a hard link" if member.islnk() else "a device or another special file"
                 raise _kind(files, member.name, kind)
+        # ``tarfile`` ends without an error at a damaged or incomplete header, as at the zeros after the last entry.
+        if len(limited.last) < tarfile.BLOCKSIZE or any(limited.last):
+            raise tarfile.ReadError(f"a damaged or incomplete header after {limited.tell()} bytes")
+    while limited.read(READ_NBYTES):
+        pass  # At its end, a compressed file has a checksum.
 
 
 def _unzip(file: IO[bytes], files: Files) -> None:
