@@ -1,6 +1,8 @@
 """Tests of exit codes and messages to the agent, with one rank in this process (``dltrain.builtin.rank.main``)."""
 
+import io
 import re
+import struct
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,16 @@ from support.trainer.plans import make_plan, saving, write
 
 _ARRAYS = {"x": np.zeros((4, 1, 8, 8), np.float32), "y": np.arange(4)}
 _ARRAYS |= {"x_test": _ARRAYS["x"], "y_test": _ARRAYS["y"]}
+
+
+def damaged() -> bytes:
+    """Return an ``.npz`` file whose first compressed array begins with a block of a type that does not exist."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **_ARRAYS)
+    content = bytearray(file.getvalue())
+    name, extra = struct.unpack_from("<HH", content, 26)
+    content[30 + name + extra] = 0xFF
+    return bytes(content)
 
 
 @pytest.fixture
@@ -122,10 +134,17 @@ def test_checkpoint_of_another_training_is_rejected_and_not_deleted(
         (_ARRAYS | {"y": np.full(4, 10**9)}, r"class 1000000000 in y; expected class numbers below 1048576"),
         (_ARRAYS | {"x": np.array(["a"] * 4)}, r"x of <U1; expected numbers"),
         (_ARRAYS | {"x": np.full((4, 1, 8, 8), np.nan)}, r"values in x that are not finite"),
+        (_ARRAYS | {"x": np.full((4, 1, 8, 8), 1e39)}, r"values from 1e\+39 to 1e\+39 in x; expected values up to 3\.40282e\+38"),
+        (_ARRAYS | {"x": np.zeros((4, 1, 8, 8), np.uint8), "x_test": np.zeros((4, 1, 8, 8), np.float32)}, r"x of uint8 and x_test of float32; expected uint8 in both or in none"),
+        (_ARRAYS | {"x": np.zeros((4, 0)), "x_test": np.zeros((4, 0))}, r"samples of shape \(0,\) in x; expected at least one value"),
+        (_ARRAYS | {"labels": np.array("cat")}, r"labels of <U3 with shape \(\); expected a list of names"),
+        (_ARRAYS | {"scale": np.array(["x"])}, r"scale of <U1 with shape \(1,\); expected a single finite number"),
+        (damaged(), r"data\.npz: .*Save it with numpy\.savez"),
         (_ARRAYS | {"x_test": np.zeros((4, 1, 9, 9))}, r"shape \(1, 8, 8\) in x and \(1, 9, 9\) in x_test"),
     ],
     ids=[
-        "missing", "keys", "lengths", "dtype", "format", "empty", "scalar", "shape", "class", "words", "nan", "held out",
+        "missing", "keys", "lengths", "dtype", "format", "empty", "scalar", "shape", "class", "words", "nan", "float64", "scales",
+        "no values", "labels", "scale", "damaged", "held out",
     ],
 )  # fmt: skip
 def test_invalid_dataset_is_reported(

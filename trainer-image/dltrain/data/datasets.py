@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlcontract import DatasetRef
-from dltrain.data.files import KEYS, read_arrays
+from dltrain.data.files import KEYS, labels_in, read_arrays, scale_in
 from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
 from dltrain.data.tokens import python_source, read_tokens
 from dltrain.models import InputShape
@@ -64,7 +64,7 @@ class Dataset(Protocol):
 class ArrayDataset:
     """A dataset of arrays in memory: training samples x with targets y, held-out samples x_test with targets y_test.
 
-    ``labels``: names of the classes; by default, those in the array of this name, if there is one.
+    ``labels``: names of the classes, if they are known.
 
     If x has two dimensions and contains integers, and y has the same shape, the samples are sequences of tokens.
     Otherwise, a uint8 x contains images, whose values are multiplied by ``scale``.
@@ -80,7 +80,7 @@ class ArrayDataset:
         top = max(int(part.max()) for pair in (self._train, self._test) for part in pair[1 - tokens :])
         self.shape = InputShape(tuple(x.shape[1:]), top + 1, tokens)
         self.scale = scale if x.dtype is torch.uint8 and not tokens else None
-        self.labels = labels or tuple(str(name) for name in arrays.get("labels", ()))
+        self.labels = labels
 
     @staticmethod
     def _prepare(x: Tensor, y: Tensor, tokens: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
             found, scale = dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0
         if times > 1:
             found |= {key: found[key].repeat(times, axis=-2).repeat(times, axis=-1) for key in ("x", "x_test")}
-        return ArrayDataset(found, scale, LABELS.get(ref.name, ()))
+        return ArrayDataset(found, scale, LABELS.get(ref.name) or labels_in(ref.name, found))
     if ref.name == PYTHON_SOURCE:
         return python_source()
     if ref.path is None:
@@ -165,4 +165,4 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
     if path.suffix in _TOKENS:
         return read_tokens(path)
     arrays = read_arrays(path)
-    return ArrayDataset(arrays, float(arrays["scale"])) if "scale" in arrays else ArrayDataset(arrays)
+    return ArrayDataset(arrays, scale_in(str(path), arrays), labels_in(str(path), arrays))

@@ -1,6 +1,8 @@
 """Read and validate the ``.npz`` file of a dataset."""
 
 import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 
     def read() -> dict[str, NDArray[np.generic]]:
         with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+            # PyTorch reads only numbers in the byte order of the processor.
+            found = {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+            return {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in found.items()}
 
     try:
         arrays = retry(read, str(path))
     except FileNotFoundError:
         raise BadInputError(FIELD, f"no file {path}", expected, "correct the path, or put the file there") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, OSError) and is_transient(error):
             raise VolumeError(FIELD, path, error) from None
         raise BadInputError(FIELD, f"{path}: {error}", expected, "save it with numpy.savez") from None
@@ -43,18 +47,67 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         raise BadInputError(FIELD, found, expected, f"add {', '.join(missing)}")
     for x, y in (("x", "y"), ("x_test", "y_test")):
         _check(path, x, arrays[x], y, arrays[y])
-    if arrays["x"].shape[1:] != arrays["x_test"].shape[1:]:
-        found = f"{path} with samples of shape {arrays['x'].shape[1:]} in x and {arrays['x_test'].shape[1:]} in x_test"
-        raise BadInputError(FIELD, found, "one shape", "correct the file")
+    x, x_test = arrays["x"], arrays["x_test"]
+    check_samples(str(path), x.shape, x.dtype, x_test.shape, x_test.dtype, tokens=_are_tokens(x, arrays["y"]))
     return arrays
+
+
+def check_samples(
+    path: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    held_out_shape: tuple[int, ...],
+    held_out_dtype: np.dtype[Any],
+    *,
+    tokens: bool,
+) -> None:
+    """Raise BadInputError if training and held-out samples differ in their shape or scale, or have no values.
+
+    ``path``: the file. ``tokens``: True if the samples are sequences of tokens, which have no scale.
+    """
+    if shape[1:] != held_out_shape[1:]:
+        found = f"{path} with samples of shape {shape[1:]} in x and {held_out_shape[1:]} in x_test"
+        raise BadInputError(FIELD, found, "one shape", "correct the file")
+    if 0 in shape[1:]:
+        raise _wrong(path, f"samples of shape {shape[1:]} in x", "at least one value per sample")
+    if not tokens and (dtype == np.uint8) != (held_out_dtype == np.uint8):
+        found = f"{path} with x of {dtype} and x_test of {held_out_dtype}"
+        expected = "uint8 in both or in none, because uint8 values are multiplied by the scale and others are not"
+        raise BadInputError(FIELD, found, expected, "save both with the same type")
+
+
+def labels_in(path: str, arrays: Mapping[str, NDArray[np.generic]]) -> tuple[str, ...]:
+    """Return the names of the classes in the array ``labels``; none without it. Raise BadInputError if it is invalid."""
+    if (found := arrays.get("labels")) is None:
+        return ()
+    if found.ndim != 1 or found.dtype.kind not in "USiub":
+        raise _wrong(path, f"labels of {found.dtype} with shape {found.shape}", "a list of names, one for each class")
+    return tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found)
+
+
+def scale_in(path: str, arrays: Mapping[str, NDArray[np.generic]]) -> float:
+    """Return the factor for uint8 values in the array ``scale``; 1/255 without it. Raise BadInputError if it is invalid."""
+    if (found := arrays.get("scale")) is None:
+        return 1 / 255
+    if found.size != 1 or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        raise _wrong(path, f"scale of {found.dtype} with shape {found.shape}", "a single finite number")
+    return float(found.reshape(()))
+
+
+def _are_tokens(inputs: NDArray[np.generic], targets: NDArray[np.generic]) -> bool:
+    return inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
 
 
 def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDArray[np.generic]) -> None:
     check_targets(str(path), x, inputs.dtype, inputs.shape, y, targets)
-    if inputs.dtype.kind == "f" and not (np.isfinite(inputs.min()) and np.isfinite(inputs.max())):  # NaN is both
-        raise _wrong(str(path), f"values in {x} that are not finite", "finite numbers")
-    tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
-    if tokens and not 0 <= inputs.min() <= inputs.max() < MAX_CLASSES:
+    if inputs.dtype.kind == "f" and inputs.size:
+        extremes = np.array([inputs.min(), inputs.max()], np.float64)  # NaN is both
+        if not np.isfinite(extremes).all():
+            raise _wrong(str(path), f"values in {x} that are not finite", "finite numbers")
+        if np.abs(extremes).max() > np.finfo(np.float32).max:
+            found = f"values from {extremes[0]:g} to {extremes[1]:g} in {x}"
+            raise _wrong(str(path), found, f"values up to {np.finfo(np.float32).max:g}, as models compute in float32")
+    if inputs.size and _are_tokens(inputs, targets) and not 0 <= inputs.min() <= inputs.max() < MAX_CLASSES:
         found = f"tokens from {inputs.min()} to {inputs.max()} in {x}"
         raise _wrong(str(path), found, f"tokens from 0 and below {MAX_CLASSES}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dlcontract import DATASET_SECRET_DIR, DatasetRef, Plan
 from dltrain.batch.sharding import ShardedSampler, Shards, begin_of, shard_of
-from dltrain.data.files import FIELD, KEYS, MAX_CLASSES, check_targets
+from dltrain.data.files import FIELD, KEYS, MAX_CLASSES, check_samples, check_targets, labels_in, scale_in
 from dltrain.data.sharded import layout
 from dltrain.data.sharded.partial_file import PartialFile
 from dltrain.data.tokens import KINDS, POSITIONS
@@ -239,16 +239,14 @@ class ShardedArrays(ShardedDataset):
         others = {key: place.whole(file) for key, place in places.items() if key != "x"}
         check_targets(file.shown, "x", self._x.dtype, self._x.shape, "y", others["y"])
         check_targets(file.shown, "x_test", self._x_test.dtype, self._x_test.shape, "y_test", others["y_test"])
-        if self._x.shape[1:] != self._x_test.shape[1:]:
-            found = (
-                f"{file.shown} with samples of shape {self._x.shape[1:]} in x and {self._x_test.shape[1:]} in x_test"
-            )
-            raise BadInputError(FIELD, found, "one shape", "correct the file")
+        check_samples(
+            file.shown, self._x.shape, self._x.dtype, self._x_test.shape, self._x_test.dtype, tokens=False
+        )
         self.train_samples, self.test_samples = self._x.shape[0], self._x_test.shape[0]
         self._y, self._y_test = (torch.from_numpy(others[key].astype(np.int64)) for key in ("y", "y_test"))
         self._classes = int(max(self._y.max(), self._y_test.max())) + 1
-        self.labels = tuple(str(name) for name in others.get("labels", ()))
-        self._factor = float(others["scale"]) if "scale" in others else 1 / 255
+        self.labels = labels_in(file.shown, others)
+        self._factor = scale_in(file.shown, others)
         self.scale = self._factor if self._x.dtype == np.uint8 else None
         self._train, self._held_out = self._x.mapped(file), others["x_test"]
 
@@ -272,7 +270,7 @@ class ShardedArrays(ShardedDataset):
         return x, self._y[torch.from_numpy(indices)]
 
     def _inputs(self, rows: NDArray[Any]) -> Tensor:
-        x = torch.from_numpy(np.ascontiguousarray(rows))
+        x = torch.from_numpy(np.ascontiguousarray(rows, rows.dtype.newbyteorder("=")))
         return x.float() * self._factor if x.dtype is torch.uint8 else x.float()
 
     def _common_blocks(self) -> NDArray[np.int64]:
