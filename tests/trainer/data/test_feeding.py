@@ -301,6 +301,9 @@ class Stream(IterableDataset[int]):
         ),
         ([np.zeros((9, 2))] * 2, {"collate_fn": list}, "dataset: found a list of tensors .*; expected a tuple"),
         ([torch.zeros(9, 2)], {}, "dataset: found a list of tensors .*; expected a tuple"),
+        ((torch.zeros(9, 2), [0] * 9), {}, r"found a tuple of Tensor, list; expected a tuple of tensors or arrays"),
+        (((torch.zeros(2), 0), (torch.zeros(2), 1)), {}, r"found a tuple of tuple; .*call t.loader\(list\(samples\)\)"),
+        ((np.zeros((9, 2)), [0] * 9), {}, "found a tuple of ndarray, list; expected a tuple of tensors"),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (
             DataLoader(Augmented()),

@@ -3,16 +3,19 @@
 from typing import Any, cast
 
 import pytest
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dlcontract import MAX_METRICS, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
+from dltrain.protocol.metric_values import is_divided
 from dltrain.protocol.rank_messages import Busy, Evaluated, Logged, RankMessage
 from dltrain.protocol.reporter import RankReporter
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
+from dltrain.reporting.reported_progress import detached
 from dltrain.train.progress import Progress
 
 
@@ -48,6 +51,28 @@ def test_what_is_no_finite_number_is_named_in_one_warning(value: Any) -> None:
         training.log(1, None, {"perplexity": value})
         training.log(2, None, {"perplexity": value, "fine": 1.0})
     assert len(warned) == 1 and sent == [Logged(rank=0, step=2, values={"fine": 1.0})]
+
+
+@pytest.mark.parametrize("placement", [Partial(), Shard(0)])
+def test_a_part_of_a_sharded_tensor_is_no_metric(placement: Any) -> None:
+    """Fixed bug: the job showed rank 0's part of the norm of a sharded parameter."""
+
+    class Divided:
+        placements = (Replicate(), placement)
+
+        def __float__(self) -> float:
+            return 1.0
+
+        def detach(self) -> None:
+            raise AssertionError("a collective, which other ranks may not call")
+
+    training, sent = progress()
+    with pytest.warns(UserWarning, match=r"norm: found a Divided that is divided among ranks; .*full_tensor\(\)"):
+        training.log(1, None, {"norm": Divided(), "fine": 1.0})
+    assert sent == [Logged(rank=0, step=1, values={"fine": 1.0})]
+    assert isinstance(detached(Divided()), Divided)
+    Divided.placements = (Replicate(), Replicate())
+    assert not is_divided(Divided()) and not is_divided(1.0)
 
 
 def test_an_accuracy_that_is_no_number_does_not_end_the_job() -> None:

@@ -55,6 +55,12 @@ class MetricChecks:
 
         ``name``: the metric's name, for the warning if the result is None.
         """
+        if is_divided(value):
+            return self._warn(
+                name,
+                f"{name}: found a {type(value).__name__} that is divided among ranks; expected a number. It is not "
+                "reported. Pass value.full_tensor(), which every rank must call",
+            )
         try:
             number = float(value)
         except NO_NUMBER:
@@ -69,6 +75,18 @@ class MetricChecks:
             self._warned.add(name)
             self._warn_about(text)
         return None
+
+
+def is_divided(value: Any) -> bool:
+    """Return True for a tensor of which each rank has a part or a summand, such as the norm of a sharded parameter.
+
+    ``float`` returns that of this rank, and other functions wait for all ranks.
+    """
+    placements = getattr(value, "placements", None)
+    try:
+        return any(not each.is_replicate() for each in placements or ())
+    except (AttributeError, TypeError):
+        return False  # an object of the script, not a DTensor
 
 
 def silence_s(seconds: Any) -> float | None:

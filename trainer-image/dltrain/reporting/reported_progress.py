@@ -10,7 +10,15 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from dltrain.protocol.metric_values import MAX_METRICS, NO_NUMBER, MetricChecks, no_silence, shown, silence_s
+from dltrain.protocol.metric_values import (
+    MAX_METRICS,
+    NO_NUMBER,
+    MetricChecks,
+    is_divided,
+    no_silence,
+    shown,
+    silence_s,
+)
 
 Update = dict[str, Any]
 
@@ -258,9 +266,10 @@ def detached(value: Any) -> Any:
     """Return a copy of a tensor, without its graph; other values unchanged.
 
     The graph would keep activations in memory. The script may change the tensor before it is read, such as a sum that
-    it sets to zero. The copy does not wait for a GPU.
+    it sets to zero. The copy does not wait for a GPU. A tensor that is divided among ranks is not copied, because that
+    could wait for the other ranks.
     """
-    return value.detach().clone() if _is_tensor(value) else value
+    return value.detach().clone() if _is_tensor(value) and not is_divided(value) else value
 
 
 def line(updates: list[Update]) -> str:

@@ -15,6 +15,7 @@ from dlcontract import DATASET_VARIABLE, Plan
 from dltrain.elastic.team import Team
 from dltrain.models.deferred import initial_values
 from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.protocol.metric_values import NO_NUMBER
 
 NO_UPDATE = (
     "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
@@ -105,12 +106,21 @@ def number(loss: Any) -> Tensor:
 
 
 def numbers(values: Any) -> Sequence[float]:
-    """Return ``values``, the argument of ``t.sum``, unchanged. Raise MisuseError if it is a single number."""
+    """Return ``values``, the argument of ``t.sum``, as numbers. They may be tensors, also on a GPU.
+
+    Raise MisuseError if it is a single number, or if an item is no number.
+    """
     if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
         raise MisuseError(
             f"t.sum: found a single {type(values).__name__}; expected a list, such as t.sum([right, seen])"
         )
-    found: Sequence[float] = values
+    found: list[float] = []
+    for index, value in enumerate(values.tolist() if isinstance(values, Tensor) else values):
+        try:
+            found.append(float(value.detach() if isinstance(value, Tensor) else value))
+        except NO_NUMBER:
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise MisuseError(f"t.sum: found {kind} as item {index}; expected a number") from None
     return found
 
 

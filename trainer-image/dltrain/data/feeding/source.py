@@ -118,7 +118,7 @@ class Source:
             )
         if type(dataset) is TensorDataset and collate is None:
             dataset = dataset.tensors
-        elif isinstance(dataset, tuple) and any(isinstance(part, np.ndarray) for part in dataset):
+        elif isinstance(dataset, tuple) and all(isinstance(part, np.ndarray | Tensor) for part in dataset):
             dataset = _as_tensors(dataset)
         self.dataset = dataset
         self.ours = hasattr(dataset, "train_samples") and not hasattr(dataset, "__getitem__")
@@ -132,6 +132,12 @@ class Source:
                     "per row"
                 )
             (self.samples,) = lengths
+        elif isinstance(dataset, tuple):
+            kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in dataset[:8]))
+            raise MisuseError(
+                f"dataset: found a tuple of {kinds}; expected a tuple of tensors or arrays with one sample "
+                "per row. Convert lists with torch.tensor. If each item is a sample, call t.loader(list(samples))"
+            )
         elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             self.samples = len(dataset)
         else:
