@@ -47,8 +47,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         raise BadInputError(FIELD, found, expected, f"add {', '.join(missing)}")
     for x, y in (("x", "y"), ("x_test", "y_test")):
         _check(path, x, arrays[x], y, arrays[y])
-    x, x_test = arrays["x"], arrays["x_test"]
-    check_samples(str(path), x.shape, x.dtype, x_test.shape, x_test.dtype, tokens=_are_tokens(x, arrays["y"]))
+    train, held_out = arrays["x"], arrays["x_test"]
+    tokens = _are_tokens(train, arrays["y"])
+    check_samples(str(path), train.shape, train.dtype, held_out.shape, held_out.dtype, tokens=tokens)
     return arrays
 
 

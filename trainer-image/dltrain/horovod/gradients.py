@@ -22,7 +22,7 @@ class _Carried(torch.autograd.Function):
         return collective(tensor)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return context.back(gradient), None, None
 
@@ -34,5 +34,5 @@ def carried(tensor: torch.Tensor, collective: Collective, back: Collective) -> t
     """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return collective(tensor)
-    result: torch.Tensor = _Carried.apply(tensor, collective, back)
+    result: torch.Tensor = _Carried.apply(tensor, collective, back)  # type: ignore[no-untyped-call]
     return result

@@ -239,9 +239,7 @@ class ShardedArrays(ShardedDataset):
         others = {key: place.whole(file) for key, place in places.items() if key != "x"}
         check_targets(file.shown, "x", self._x.dtype, self._x.shape, "y", others["y"])
         check_targets(file.shown, "x_test", self._x_test.dtype, self._x_test.shape, "y_test", others["y_test"])
-        check_samples(
-            file.shown, self._x.shape, self._x.dtype, self._x_test.shape, self._x_test.dtype, tokens=False
-        )
+        check_samples(file.shown, self._x.shape, self._x.dtype, self._x_test.shape, self._x_test.dtype, tokens=False)
         self.train_samples, self.test_samples = self._x.shape[0], self._x_test.shape[0]
         self._y, self._y_test = (torch.from_numpy(others[key].astype(np.int64)) for key in ("y", "y_test"))
         self._classes = int(max(self._y.max(), self._y_test.max())) + 1
