@@ -2,8 +2,8 @@
 
 import io
 import re
-import struct
 import signal
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

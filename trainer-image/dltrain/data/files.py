@@ -78,7 +78,7 @@ def check_samples(
 
 
 def labels_in(path: str, arrays: Mapping[str, NDArray[np.generic]]) -> tuple[str, ...]:
-    """Return the names of the classes in the array ``labels``; none without it. Raise BadInputError if it is invalid."""
+    """Return the names of the classes in the array ``labels``; none without it. Raise BadInputError if it is bad."""
     if (found := arrays.get("labels")) is None:
         return ()
     if found.ndim != 1 or found.dtype.kind not in "USiub":
@@ -87,7 +87,7 @@ def labels_in(path: str, arrays: Mapping[str, NDArray[np.generic]]) -> tuple[str
 
 
 def scale_in(path: str, arrays: Mapping[str, NDArray[np.generic]]) -> float:
-    """Return the factor for uint8 values in the array ``scale``; 1/255 without it. Raise BadInputError if it is invalid."""
+    """Return the factor for uint8 values in the array ``scale``; 1/255 without it. Raise BadInputError if it is bad."""
     if (found := arrays.get("scale")) is None:
         return 1 / 255
     if found.size != 1 or found.dtype.kind not in "fiu" or not np.isfinite(found).all():

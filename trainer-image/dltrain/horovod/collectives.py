@@ -170,7 +170,8 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """Return a new tensor with the values that rank ``root_rank`` passes. All ranks must pass the same shape.
 
-    Gradients flow through the result: the root's is the average over ranks, and that of other ranks is 0, as in Horovod.
+    Gradients flow through the result: the root's is the average over ranks, and that of other ranks is 0, as in
+    Horovod.
     """
     check_options(process_set=process_set)
 

@@ -1,7 +1,7 @@
 """Gradients through collectives of a Horovod script.
 
-As in Horovod, the gradient of a collective is a collective: if one rank's tensor requires a gradient, the tensors of all
-ranks must, and all ranks must call ``backward``.
+As in Horovod, the gradient of a collective is a collective: if one rank's tensor requires a gradient, the tensors of
+all ranks must, and all ranks must call ``backward``.
 """
 
 from collections.abc import Callable
