@@ -119,7 +119,7 @@ class _Xz(io.RawIOBase):
         return found
 
     def _next_stream(self) -> bool:
-        """Begin the next one of several joined streams, with or without zeros before it. Return False if none follows."""
+        """Begin the next one of several joined streams, after zeros or not. Return False if none follows."""
         rest = self._xz.unused_data.lstrip(b"\0")
         while not rest:
             if not (data := self._file.read(READ_NBYTES)):
