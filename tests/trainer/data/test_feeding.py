@@ -281,11 +281,7 @@ class Stream(IterableDataset[int]):
     ("dataset", "arguments", "message"),
     [
         (Augmented(), {"workers": -1}, "workers: found -1; expected 0 or more"),
-        (
-            Augmented(),
-            {"workers": 3, "prefetch": 2},
-            "prefetch: found 2 batches for 3 workers; expected at least 3",
-        ),
+        (Augmented(), {"workers": 3, "prefetch": 2}, "prefetch: found 2 batches for 3 workers; expected at least 3"),
         (Augmented(), {"workers": 0, "prefetch": 2}, "prefetch: found 2 with workers=0; expected workers"),
         ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for a dataset that is in memory; expected no workers"),
         (

@@ -1,8 +1,9 @@
 """Search over the numbers of nodes of each type of device. ``Screen`` evaluates the candidates.
 
 The search of a small cluster is complete. On a large cluster, the search evaluates every type of device alone over a
-grid of numbers of nodes, pairs of types over a coarser grid, and every subset of the fastest types at several sizes and
-at every power of two ranks. A local search then starts from the best candidates and ends when no neighbour is better.
+grid of numbers of nodes, pairs of types over a coarser grid, every subset of the fastest types at several sizes and at
+every power of two ranks, and mixes that have exactly the least or the largest number of nodes that the request allows. A
+local search then starts from the best candidates and ends when no neighbour is better.
 """
 
 from collections.abc import Iterable, Sequence
@@ -80,10 +81,13 @@ class Search:
             return
         self._look(self._stacked(self._row({i: n}) for i in range(len(self.options)) for n in self._grid(i)))
         best = [int(members[self._best_alone(members)]) for members in by_device]
-        self._look(self._mixes(best))
+        fewest = [int(members[self._per_node[members].argmin()]) for members in by_device]
+        self._look(np.concatenate([self._mixes(best), self._at_bounds(fewest)]))
         for _ in range(ROUNDS):
             before = self.scores.min(initial=np.inf)
             top = np.argsort(self.scores, kind="stable")[:SEEDS]
+            if not len(top):
+                break
             self._look(np.concatenate([self._neighbours(self.counts[i], best, by_device) for i in top]))
             if not self.scores.min(initial=np.inf) < before:
                 break
@@ -145,7 +149,29 @@ class Search:
         if not subsets:
             return pairs
         most = np.stack(subsets)
-        return np.concatenate([pairs, self._scaled(most), self._filled(most, fastest)])
+        return np.concatenate([pairs, self._scaled(most), self._filled(most, fastest), self._at_bounds(best)])
+
+    def _bounds(self) -> tuple[int, int]:
+        """Return the least and the largest number of nodes that the request allows."""
+        return max(1, self.request.nodes_min), self.request.nodes_max or int(self._most.sum())
+
+    def _at_bounds(self, best: Sequence[int]) -> Counts:
+        """Return rows with exactly as many nodes as a bound of the request.
+
+        Each row uses the nodes of one type first, and then those of the others, the fastest first. ``best``: an option of
+        each device type.
+        """
+        fastest = sorted(best, key=lambda i: self.options[i].curve.slope_s / self._per_node[i])
+        rows = []
+        for nodes in dict.fromkeys(self._bounds()):
+            for first in fastest:
+                left, row = nodes, self._row({})
+                for i in (first, *(other for other in fastest if other != first)):
+                    row[i] = min(left, self._most[i])
+                    left -= row[i]
+                if not left:
+                    rows.append(row)
+        return self._stacked(rows)
 
     def _scaled(self, most: Counts) -> Counts:
         """Return each row of ``most`` scaled down to several total numbers of nodes.
@@ -182,7 +208,8 @@ class Search:
         ``best``: the best option of each device type. ``by_device``: all options of each device type.
 
         The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two. Small
-        changes seldom reach a power of two, at which halving-doubling is fast.
+        changes seldom reach a power of two, at which halving-doubling is fast. If the number of nodes is at a bound of
+        the request, nodes of one device type are also replaced by as many of another one.
         """
         held = np.array([m[row[m].argmax()] if row[m].any() else b for m, b in zip(by_device, best, strict=True)])
         ranks = int(row @ self._per_node)
@@ -190,12 +217,24 @@ class Search:
         n = row[each]
         others = ranks - n * self._per_node[each]
         small = np.maximum(1, n // 8)
-        fixed = [np.zeros_like(n), np.ones_like(n), n - 1, n + 1, n // 2, 2 * n, n + small, n - small, self._most]
+        fixed = [n, np.zeros_like(n), np.ones_like(n), n - 1, n + 1, n // 2, 2 * n, n + small, n - small, self._most]
         powers = [(power - others) // self._per_node for power in _powers_about(ranks)]
         counts = np.clip(np.stack([*fixed, *powers], axis=1), 0, self._most[:, None])
         rows = np.where(self._device[:, None] == self._device, 0, row)
         rows = np.repeat(rows, counts.shape[1], axis=0)
         rows[np.arange(len(rows)), np.repeat(np.arange(len(n)), counts.shape[1])] = counts.ravel()
+        return np.concatenate([rows, self._exchanged(row, held)]) if row.sum() in self._bounds() else rows
+
+    def _exchanged(self, row: NDArray[np.int64], held: NDArray[np.intp]) -> Counts:
+        """Return rows in which one, half or all nodes of one option in ``held`` are nodes of another one."""
+        give, take = (side.ravel() for side in np.meshgrid(held, held, indexing="ij"))
+        apart = (give != take) & (row[give] > 0)
+        give, take = np.repeat(give[apart], 3), np.repeat(take[apart], 3)
+        amounts = np.stack([np.ones_like(row), np.maximum(1, row // 2), row], axis=1)[give[::3]].ravel()
+        moved = np.minimum(amounts, self._most[take] - row[take])
+        rows = np.repeat(row[None], len(give), axis=0)
+        rows[np.arange(len(give)), give] -= moved
+        rows[np.arange(len(give)), take] += moved
         return rows
 
     def _look(self, counts: Counts) -> None:

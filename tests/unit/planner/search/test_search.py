@@ -8,15 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dljob.cluster import ClusterView, Node
-from dljob.planner import Request
+from dljob.cluster import ClusterView, Node, cluster_view
+from dljob.planner import Decision, Request, plan
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.plan import collectives, ordered
-from dljob.planner.search import objective
+from dljob.planner.search import enumeration, objective
 from dljob.planner.search.enumeration import Search, grid
 from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice
@@ -82,6 +82,36 @@ class TestSearch:
         rows = (rng.random((3000, len(rank_options))) ** 3 * (limits + 1)).astype(np.int64)
         rows = rows[rows.sum(axis=1) > 0]
         assert search.scores.min() <= objective.scores(request, screen.screen(rows)).min() * 1.05
+
+    @settings(max_examples=12, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(2, 7), st.sampled_from([1, 2, 4, 8])), min_size=3, max_size=3),
+        st.sampled_from([96, 256, 1024, 4096]),
+        st.floats(0, 1),
+    )
+    @example([(8, 4), (3, 8), (4, 1)], 256, 0.85)
+    @example([(4, 8), (8, 4), (4, 8)], 4096, 0.36)
+    def test_search_with_an_exact_number_of_nodes_is_nearly_optimal(
+        self, groups: list[tuple[int, int]], batch: int, part: float
+    ) -> None:
+        """Fixed bugs: the search raised an error if no start had this number, and could not exchange nodes."""
+        types = ("NVIDIA-H100-80GB-HBM3", "Tesla-V100-SXM2-16GB", "Tesla-T4")
+        entries = [
+            {"name": f"n{i}", "count": nodes, "device": device, "devices": devices, "cpu": 32, "memory": "128Gi",
+             "bandwidth": "12.5G"}
+            for i, ((nodes, devices), device) in enumerate(zip(groups, types, strict=True))
+        ]  # fmt: skip
+        total = sum(nodes for nodes, _ in groups)
+        nodes = round(1 + part * (total - 1))
+        request = replace(RESNET, global_batch=batch, nodes_min=nodes, nodes_max=nodes)
+        found = {}
+        for complete in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(enumeration, "COMPLETE", 10**7 if complete else 0)
+                decision = plan(request, cluster_view({"nodes": entries}), {})
+                assert isinstance(decision, Decision), decision
+                found[complete] = objective.score(request, decision.chosen.prediction)
+        assert found[False] <= 1.05 * found[True]
 
     @staticmethod
     def rank_options(request: Request, groups: list[tuple[int, float]]) -> list[Option]:
