@@ -226,10 +226,10 @@ class TestDecisions:
         assert f"device {part} is a part of a GPU" in (decision.warning or "") and "T4" not in (decision.warning or "")
 
     def test_different_nodes_of_one_device_give_a_warning(self) -> None:
-        decision = decided(DIGITS, view({"cpu": 0.5}, {"cpu": 8}))
-        assert "nodes of device cpu have different numbers of CPUs: the plan assumes the smallest, 0.5 CPUs" in (
-            decision.warning or ""
-        )
+        decision = decided(replace(DIGITS, nodes_min=2), view({"cpu": 0.5}, {"cpu": 8}))
+        text = "nodes of device cpu have different numbers of CPUs: the plan assumes the smallest, 0.5 CPUs"
+        assert text in (decision.warning or "")
+        assert decided(DIGITS, view({"cpu": 0.5}, {"cpu": 8})).warning is None, "the plan leaves the small node out"
 
     def test_training_script_is_planned_by_its_hints(self) -> None:
         script = Request(

@@ -15,6 +15,8 @@ from dljob.perf.step.core_scaling import CORES_SPREAD, CoreUse
 from dljob.planner.candidates.pools import Pool, cores_of_rank
 from dljob.planner.types import Request
 
+MAX_SIZES = 8
+"""Maximum number of different sizes of CPU nodes whose whole CPUs layouts divide among ranks, besides powers of two."""
 EXACT_NODES = 8
 """Largest number of nodes on one machine up to which ``shared_layouts`` considers every number of them."""
 
@@ -86,28 +88,35 @@ def _threads(cpus: int, request: Request) -> float:
 
 
 def _totals(pool: Pool, request: Request) -> set[int]:
-    """Return the numbers of whole CPUs of a CPU node that layouts divide among ranks."""
-    limit = min(pool.cpu, request.cpu_limit_per_pod or pool.cpu)
+    """Return the numbers of whole CPUs of a CPU node that layouts divide among ranks.
+
+    A layout may need more CPUs than the smallest node has, see ``nodes_with_room``.
+    """
+    limit = min(pool.most_cpu, request.cpu_limit_per_pod or inf)
     if request.cpu_per_pod:
         return {max(1, int(min(request.cpu_per_pod, limit)))}
     if request.cpus_max is not None:
         limit = min(limit, request.cpus_max / max(1, request.nodes_min))
-    most, least = (int(min(limit, found)) for found in (max(pool.room_cpu), min(pool.room_cpu)))
-    return {each for each in (*_powers(most), most, least) if each >= 1}
+    rooms = {int(min(limit, room)) for room in pool.room_cpu}
+    sizes = sorted(rooms, reverse=True)[: MAX_SIZES - 1]
+    return {each for each in (*_powers(max(rooms)), *sizes, min(rooms)) if each >= 1}
 
 
 def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
     """Return the free main memory in bytes of each node of the pool with enough free GPUs or CPUs for this layout.
 
-    All nodes of a pool have enough CPUs if the spec sets the CPU request of pods, or if the layout has one rank on CPUs
-    with at most one CPU. With groups that the user fixes, several such ranks also count as fitting.
+    All nodes of a pool have enough CPUs if the spec sets the CPU request of pods. If the layout has one rank on CPUs
+    with at most one CPU, all nodes that have as much count, even if it is not free. With groups that the user fixes,
+    several such ranks also count as fitting.
     """
     if pool.is_gpu:
         least = 0.0 if request.cpu_per_pod else layout.cpus
         nodes = zip(pool.memory_nbytes, pool.free, pool.room_cpu, strict=True)
         return [m for m, free, room in nodes if free >= layout.ranks and room >= least]
-    if request.cpu_per_pod or (layout.cores <= 1 and (layout.ranks == 1 or bool(request.fixed))):
+    if request.cpu_per_pod:
         return list(pool.memory_nbytes)
+    if layout.cores <= 1 and (layout.ranks == 1 or bool(request.fixed)):
+        return [m for m, cpu in zip(pool.memory_nbytes, pool.node_cpu, strict=True) if cpu >= layout.cores]
     return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]
 
 
@@ -219,12 +228,12 @@ def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> Core
     nodes = layout.machine_nodes
     ranks, machine_cpu = nodes * layout.ranks, pool.machine_cpu(nodes)
     cores = min(layout.cores, machine_cpu / ranks)
-    use = CoreUse(cores, ranks, max(min(nodes * pool.cpu, machine_cpu), cores * ranks))
+    use = CoreUse(cores, ranks, max(min(nodes * pool.cpu_with(layout.cpus), machine_cpu), cores * ranks))
     if hardware is None:
         return use
     serial = use.serial if hardware.serial is None else hardware.serial
     use = replace(use, serial=serial, memory_cores=hardware.memory_cores)
-    on_node = hardware.left(max(pool.cpu, layout.cpus)) / layout.ranks
+    on_node = hardware.left(max(pool.cpu_with(layout.cpus), layout.cpus)) / layout.ranks
     left = min(on_node, hardware.left(machine_cpu, nodes) / ranks)
     return replace(use, cores=left, threads=cores) if hardware.background_cpu and left < cores else use
 
@@ -239,7 +248,7 @@ def packing_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> 
     """
     if use_of(pool, layout, hardware).cores >= layout.cores:
         return 1.0
-    cpu = min(pool.machine_cpu(layout.machine_nodes), layout.machine_nodes * pool.cpu)
+    cpu = min(pool.machine_cpu(layout.machine_nodes), layout.machine_nodes * pool.cpu_with(layout.cpus))
     for_each = layout.machine_nodes * layout.ranks * ceil(layout.cores) / ceil(cpu)
     return ceil(for_each) / for_each if for_each > 1 else 1.0
 
@@ -253,4 +262,8 @@ def cores_text(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> 
         others = " that other processes leave (dljob probe)" if taken else ""
         cpu = left if taken else f"{pool.machine_cpu(nodes):.3g}"
         return f"; {nodes} nodes share the {cpu} CPUs of a machine (label dljob.dev/machine){others}"
-    return f"; other processes of a node leave {left} of {pool.cpu:.3g} CPUs (dljob probe)" if taken else ""
+    return (
+        f"; other processes of a node leave {left} of {pool.cpu_with(layout.cpus):.3g} CPUs (dljob probe)"
+        if taken
+        else ""
+    )

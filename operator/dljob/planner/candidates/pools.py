@@ -1,13 +1,14 @@
 """Pools: the nodes that a job may use, by device type, and the reasons why other nodes are excluded.
 
 Kubernetes may place a pod on any node that has the device and room for it. The planner therefore assumes that every
-node of a pool is like its weakest one.
+node of a pool is like the weakest one on which the pod fits.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dlcontract.pods import without_power_limit
 from dljob.cluster import ClusterView, Node
@@ -43,6 +44,8 @@ class Pool:
     room_cpu: tuple[float, ...] = ()
     """CPUs of each node that a plan may use, in the order of ``free``: ``room_cpu`` of CPU nodes, all free ones of GPU
     nodes."""
+    node_cpu: tuple[float, ...] = ()
+    """Allocatable CPUs of each node, in the order of ``free``."""
     cpu_per_gpu: float = 1.0
     """CPUs of a GPU node, free or not, for each of its GPUs; the smallest number over the nodes."""
     crossing: Crossing | None = None
@@ -71,6 +74,23 @@ class Pool:
     def is_one_machine(self) -> bool:
         """Return True if all nodes of this pool are on one machine."""
         return any(machine.nodes == self.nodes for machine in self.machines)
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[float, float], ...]:
+        """The different kinds of nodes: (CPUs that a plan may use, allocatable CPUs)."""
+        return tuple(sorted(set(zip(self.room_cpu, self.node_cpu, strict=False))))
+
+    @property
+    def most_cpu(self) -> float:
+        """Return the allocatable CPUs of the largest node."""
+        return max((cpu for _, cpu in self._sizes), default=self.cpu)
+
+    def cpu_with(self, cpus: float) -> float:
+        """Return the allocatable CPUs of the smallest node of which a plan may use ``cpus`` CPUs.
+
+        It is that of the smallest node of all if there is none.
+        """
+        return min((cpu for room, cpu in self._sizes if room >= cpus), default=self.cpu)
 
     def machine_nodes(self, nodes: int) -> int:
         """Return how many nodes of a plan on ``nodes`` nodes of this pool run on the same machine; at least 1."""
@@ -280,6 +300,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 bandwidth_Bps=min(bandwidths, default=None),
                 unequal=not is_gpu and max(used) > UNEQUAL * min(used),
                 room_cpu=tuple(node.free_cpu if is_gpu else room_cpu(node.cpu, node.free_cpu) for node in nodes),
+                node_cpu=tuple(node.cpu for node in nodes),
                 cpu_per_gpu=min(node.cpu / max(1, node.devices) for node in nodes),
                 crossing=request.domain.crossing,
                 machines=() if is_gpu else machines(nodes, cores),

@@ -69,13 +69,13 @@ def _limit(request: Request, part: Part) -> Refusal:
         why = f"the CPU limit of a pod is {request.cpu_limit_per_pod:.3g}"
     elif request.cpus_max is not None:
         why = f"a quota of the namespace leaves {request.cpus_max:.3g} CPUs"
-    elif option.cpus >= option.pool.cpu:
-        why = f"a node has {option.pool.cpu:.3g} CPUs"
+    elif option.cpus >= option.pool.most_cpu:
+        why = f"a node has {option.pool.most_cpu:.3g} CPUs"
     else:
         # A rank gets one CPU, or all CPUs of a smaller node, even if less room is left beside other pods.
         room = max(option.cpus, sorted(option.pool.room_cpu, reverse=True)[part.nodes - 1])
         why = (
-            f"plans may use {room:.3g} of {option.pool.cpu:.3g} CPUs of a node: other pods use the rest, or it remains "
-            "for pods that start later"
+            f"plans may use {room:.3g} of {option.pool.cpu_with(room):.3g} CPUs of a node: other pods use the rest, or "
+            "it remains for pods that start later"
         )
     return Refusal(f"{part.nodes} x {option.label}, more than {option.cpus:.3g} CPUs each", why)

@@ -191,8 +191,8 @@ def warning(
         warnings.append(_assumed_layers(chosen))
     warnings += _doubts(request, nodes, learned)
     for pool in nodes.pools:
-        if any(g.device == pool.device for g in chosen.groups):
-            if pool.unequal:
+        if group := next((g for g in chosen.groups if g.device == pool.device), None):
+            if pool.unequal and group.ranks_per_node * group.cores <= pool.cpu:
                 warnings.append(
                     f"nodes of device {pool.device} have different numbers of CPUs: the plan assumes the smallest, "
                     f"{pool.cpu:.3g} CPUs; label each type of node with dljob.dev/device to plan it at its own speed"

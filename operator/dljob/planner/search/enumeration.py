@@ -2,8 +2,8 @@
 
 The search of a small cluster is complete. On a large cluster, the search evaluates every type of device alone over a
 grid of numbers of nodes, pairs of types over a coarser grid, every subset of the fastest types at several sizes and at
-every power of two ranks, and mixes that have exactly the least or the largest number of nodes that the request allows. A
-local search then starts from the best candidates and ends when no neighbour is better.
+every power of two ranks, and mixes that have exactly the least or the largest number of nodes that the request allows.
+A local search then starts from the best candidates and ends when no neighbour is better.
 """
 
 from collections.abc import Iterable, Sequence
@@ -158,8 +158,8 @@ class Search:
     def _at_bounds(self, best: Sequence[int]) -> Counts:
         """Return rows with exactly as many nodes as a bound of the request.
 
-        Each row uses the nodes of one type first, and then those of the others, the fastest first. ``best``: an option of
-        each device type.
+        Each row uses the nodes of one type first, and then those of the others, the fastest first. ``best``: an option
+        of each device type.
         """
         fastest = sorted(best, key=lambda i: self.options[i].curve.slope_s / self._per_node[i])
         rows = []

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from dljob.planner.candidates.pools import eligible, room_cpu
 from dljob.planner.search import objective
 from support.planner_questions import DIGITS, RESNET, THREE, decided, view
 
+Json = dict[str, Any]
 LARGE = Request(job="j", global_batch=256, total_steps=100, like="ResNet-152")
 FOUR = view({"count": 4, "cpu": 64, "memory": "256Gi"})
 
@@ -30,6 +32,13 @@ class TestDecisions:
         assert group.cpu_per_pod == group.ranks_per_node * group.cores
         one_core = decided(replace(LARGE, cpus_max=0.0), FOUR).chosen.prediction
         assert decision.chosen.prediction.step_s < one_core.step_s / 20
+
+    @pytest.mark.parametrize("request_", [RESNET, DIGITS, replace(RESNET, deadline_s=6 * 3600.0)])
+    def test_a_small_node_does_not_slow_down_the_plan_for_large_ones(self, request_: Request) -> None:
+        """Fixed bug: no layout had more CPUs than the smallest node, so that plans were up to five times slower."""
+        large: Json = {"count": 4, "cpu": 16, "memory": "32Gi"}
+        alone = decided(request_, view(large)).chosen
+        assert decided(request_, view(large, {"cpu": 2, "memory": "8Gi"})).chosen.groups == alone.groups
 
     def test_two_core_nodes_keep_one_rank_with_one_core(self) -> None:
         (group,) = decided(DIGITS, THREE).chosen.groups

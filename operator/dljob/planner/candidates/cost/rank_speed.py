@@ -144,7 +144,7 @@ def _cpu_speed(
     @cache
     def measured(each: Layout) -> tuple[Curve, list[tuple[int, float]], float]:
         asked = request.cpu_per_pod or 1.0
-        points, added = measured_on(seen, each, lambda at, b: predicted_on(at).seconds(b), asked, pool.cpu)
+        points, added = measured_on(seen, each, lambda at, b: predicted_on(at).seconds(b), asked, pool.most_cpu)
         return calibrated(predicted_on(each), points), points, added
 
     computing, points, added = measured(layout)
@@ -168,7 +168,7 @@ def _cpu_speed(
 
     def alone_s(step: StepPoint) -> float:
         cores = float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))
-        alone = on_machine(pool, Layout(1, min(cores, pool.cpu)), step.place.machine_nodes, hardware)
+        alone = on_machine(pool, Layout(1, min(cores, pool.most_cpu)), step.place.machine_nodes, hardware)
         return measured(alone)[0].seconds(step.batch)
 
     once_s = update_s(workload, device, use)
@@ -183,7 +183,7 @@ def _as_on_machine(point: LearnedPoint, pool: Pool, hardware: Hardware | None) -
     """Return a measured point without its nodes on one machine (``machine_nodes`` 1) if they were no slower for it."""
     if point.machine_nodes == 1:
         return point
-    cores = min(float(point.cores or 1), pool.cpu / point.ranks)
+    cores = min(float(point.cores or 1), pool.most_cpu / point.ranks)
     shared = on_machine(pool, Layout(point.ranks, cores), point.machine_nodes, hardware)
     return replace(point, machine_nodes=shared.machine_nodes)
 
