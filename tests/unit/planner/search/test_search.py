@@ -121,7 +121,9 @@ class TestSearch:
             for i in range(count)
         )
         pools = eligible(request, ClusterView(nodes)).pools
-        return [o for pool in pools for o in options(pool, Layout(1, 1.0), workload_of(request), request, {})]
+        return [
+            o for pool in pools for o in options(pool, Layout(1, min(1.0, pool.cpu)), workload_of(request), request, {})
+        ]
 
     def test_screening_agrees_with_the_exact_prediction(self) -> None:
         request = replace(RESNET, global_batch=512)
