@@ -289,3 +289,31 @@ def test_torchrun_variables_match_those_of_mpirun(env: dict[str, str], expected:
 def test_two_machines_need_a_master_address() -> None:
     with pytest.raises(BadInputError, match=r"\$MASTER_ADDR: found nothing, and 2 of 4 ranks"):
         torchrun_variables({f"OMPI_COMM_WORLD_{k}": v for k, v in MPI.items()})
+
+
+def test_restart_of_an_early_stopped_training_takes_no_more_steps(tmp_path: Path) -> None:
+    """Fixed bug: t.finish() was forgotten, so a restart for work after the loop trained on to the last epoch."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, dltrain\n"
+        "epochs, stopped_at = int(sys.argv[1]), int(sys.argv[2])\n"
+        f"t = dltrain.init(batch=10, epochs=epochs, checkpoints={str(tmp_path / 'saved')!r})\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "print('resumed after', t.step, 'steps in epoch', t.epoch)\n"
+        "for x, y in t.steps(t.loader((torch.ones(100, 4), torch.ones(100, 1)))):\n"
+        "    (model(x) - y).square().mean().backward()\n"
+        "    opt.step()\n"
+        "    if t.step == stopped_at:\n"
+        "        t.finish()\n"
+        "print('ended after', t.step, 'steps in epoch', t.epoch, 'complete:', t.complete)\n"
+    )
+    for epochs, stopped_at, expected in (
+        (10, 25, ("0 steps in epoch 0", "25 steps in epoch 2")),
+        (10, 0, ("25 steps in epoch 2", "25 steps in epoch 2")),
+        (10, 0, ("25 steps in epoch 2", "25 steps in epoch 2")),
+        (3, 0, ("25 steps in epoch 2", "30 steps in epoch 2")),  # another length asks for more steps
+    ):
+        ended = run(alone(script, str(epochs), str(stopped_at)), BUSY_S)
+        lines = [line for line in ended.output.splitlines() if line.startswith(("resumed", "ended"))]
+        assert lines == [f"resumed after {expected[0]}", f"ended after {expected[1]} complete: True"], ended.output

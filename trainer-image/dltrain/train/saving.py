@@ -47,6 +47,36 @@ class Saved(Protocol):
     def load(self, state: Any, /) -> None: ...
 
 
+class EarlyEnd:
+    """The end of a training by ``t.finish`` before its last planned step, which a restart must not undo."""
+
+    def __init__(self) -> None:
+        self._planned: int | None = None
+        """Number of steps that the training would have had; None if it has not been ended early."""
+
+    def request(self, planned: int) -> None:
+        """End the training early. ``planned``: its number of steps so far. Later calls change nothing."""
+        if self._planned is None:
+            self._planned = planned
+
+    def total_steps(self, planned: int, done: int) -> int:
+        """Return the number of steps of a training that begins or resumes after ``done`` steps.
+
+        ``planned``: the number of steps according to the plan. If it has changed since the early end, the user asks for
+        another length, and the training continues.
+        """
+        if self._planned != planned:
+            self._planned = None
+            return planned
+        return done
+
+    def state(self) -> int | None:
+        return self._planned
+
+    def load(self, state: int | None, /) -> None:
+        self._planned = state
+
+
 class LoadingTarget:
     """A model and an optimizer into which a checkpoint is loaded, one tensor at a time. See ``state.Target``."""
 
