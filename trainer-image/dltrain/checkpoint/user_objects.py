@@ -26,15 +26,21 @@ UNDO_NBYTES = 16 * 2**20
 Copying 16 MiB takes a few milliseconds. Larger tensors are copied only when a step is abandoned."""
 
 
-def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+Unfit = Callable[[tuple[Any, ...], str], MisuseError]
+"""Return the error for a value that a checkpoint cannot contain, given its path and what was found."""
+
+
+def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor], unfit: Unfit | None = None) -> Any:
     """Return ``value`` as an object of JSON types that refers to tensors by name, and add these to ``tensors``.
 
     ``path``: the name of the kept object and the keys that lead to ``value``. The names of the tensors consist of
-    these. Raise MisuseError for a type that is not supported.
+    these. ``unfit``: a function that makes the error; by default, it is one of ``t.keep``. Raise MisuseError for a type
+    that is not supported.
     """
+    unfit = unfit or _unfit
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
-            raise _unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
+            raise unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
         name = ".".join(map(str, path))
         while name in tensors:  # Two paths can have the same name: {"a.b": …, "a": {"b": …}}.
             name += "'"
@@ -46,15 +52,15 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
         return value
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str | int)]:
-            raise _unfit(path, f"a key of {type(wrong[0]).__name__}")
-        return {_DICT: [[key, encode(part, (*path, key), tensors)] for key, part in value.items()]}
+            raise unfit(path, f"a key of {type(wrong[0]).__name__}")
+        return {_DICT: [[key, encode(part, (*path, key), tensors, unfit)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
-        parts = [encode(part, (*path, index), tensors) for index, part in enumerate(value)]
+        parts = [encode(part, (*path, index), tensors, unfit) for index, part in enumerate(value)]
         return {_TUPLE: parts} if isinstance(value, tuple) else parts
-    raise _unfit(path, type(value).__name__)
+    raise unfit(path, type(value).__name__)
 
 
-def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
     """Return the original value for ``value``, a result of ``encode``.
 
     ``tensor``: a function that returns the tensor with a given name.

@@ -13,7 +13,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, Extents, Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
-from dltrain.optim.options import like
+from dltrain.optim.options import constant, like
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.placement import Placement
 from dltrain.protocol.errors import BadInputError
@@ -30,7 +30,8 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
     if len(kept) != len(here):
         found, expected = f"{len(here)} groups of parameters", f"{len(kept)} groups"
     else:
-        options, theirs = set(here[0]) - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
+        saved = {name for name, option in here[0].items() if not constant(option)}
+        options, theirs = saved - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
         if options <= theirs or theirs <= options:
             return
         found = type(optimizer).__name__
@@ -107,8 +108,12 @@ class LoadingTarget:
     def load_optimizer(self, parts: dict[str, Any]) -> None:
         self._weights.finish()
         groups = zip(self._optimizer.param_groups, parts["param_groups"], strict=True)
-        parts = parts | {"param_groups": [like(own, saved) for own, saved in groups]}
+        parts = parts | {"param_groups": [_constants(own) | like(own, saved) for own, saved in groups]}
         self._placement.load_optimizer(self._optimizer, parts)
+
+
+def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: option for name, option in group.items() if constant(option)}
 
 
 class Saving:
