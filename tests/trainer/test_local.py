@@ -13,7 +13,7 @@ import torch
 from dlcontract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.local import torchrun_variables
 from dltrain.protocol.errors import BadInputError
-from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, EXIT_USER_ERROR
 from dltrain.record.run_report.document import Document
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import ROOT, Ended, alone, command, run, run_ranks
@@ -210,7 +210,7 @@ def test_interrupt_is_reported_and_every_start_has_the_same_seed(tmp_path: Path)
     assert re.fullmatch(r"0\.\d+ 0\.\d+\ndltrain: interrupted\n", first.output), first.output
 
 
-def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
+def test_validation_code_of_the_how_to_page_works_also_after_a_restart(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/your-own-script.md").read_text(encoding="utf-8")
     found = re.search(r"^### Validation.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -218,19 +218,36 @@ def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
     script.write_text(
         "import torch, dltrain\nfrom torch.nn.functional import cross_entropy\n"
         "from torch.optim.lr_scheduler import OneCycleLR\nfrom torch.utils.data import TensorDataset, random_split\n"
-        "t = dltrain.init(batch=13, epochs=30)\nx = torch.randn(210, 4)\ny = (x.sum(1) > 0).long()\n"
+        "import sys\nfolder, stopped_after = sys.argv[1], int(sys.argv[2])\n"
+        "t = dltrain.init(batch=13, epochs=30, checkpoints=folder)\nx = torch.randn(210, 4)\ny = (x.sum(1) > 0).long()\n"
         "train_set, validation_set = random_split(TensorDataset(x, y), [160, 50])\nmodel = torch.nn.Linear(4, 2)\n"
         "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.1))\n"
-        + found[1].replace("/tmp/best.pt", str(tmp_path / "best.pt"))
-        + "print('after', t.step, 'best', best, 'last', right, seen)\n"
+        + found[1]
+        .replace("/tmp/best.pt", str(tmp_path / "best.pt"))
+        .replace(
+            "    if t.end_of_epoch:\n",
+            "    if t.step == stopped_after:\n        t.reporter.stop.set()\n    if t.end_of_epoch:\n",
+        )
+        + "print('after', t.step, 'best', best['accuracy'], 'last', right, seen)\n"
     )
-    ended = run(command(2, script), BUSY_S, OMP_NUM_THREADS="1")
-    lines = re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
-    assert ended.code == EXIT_OK and len(lines) == 2 and lines[0] == lines[1], ended.output
-    assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, (
-        "early stopping ended the run, and the model learned"
-    )
-    assert set(torch.load(tmp_path / "best.pt")) == {"weight", "bias"}
+
+    def train(folder: str, stopped_after: int, code: int) -> list[tuple[str, str, str]]:
+        ended = run(command(2, script, str(tmp_path / folder), str(stopped_after)), BUSY_S, OMP_NUM_THREADS="1")
+        assert ended.code == code, ended.output
+        return re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
+
+    lines = train("whole", 0, EXIT_OK)
+    assert len(lines) == 2 and lines[0] == lines[1], lines
+    steps = int(lines[0][0])
+    assert steps < 30 * 13 and float(lines[0][1]) > 0.9, "early stopping ended the run, and the model learned"
+    best = torch.load(tmp_path / "best.pt")
+    assert set(best) == {"weight", "bias"}
+    (tmp_path / "best.pt").unlink()
+    # Fixed bug: a restart forgot the best accuracy and the epochs since, and then saved a worse model as the best one.
+    assert train("restarted", steps - 2, EXIT_STOPPED) == []
+    assert train("restarted", 0, EXIT_OK) == lines
+    again = torch.load(tmp_path / "best.pt")
+    assert all(torch.equal(again[name], tensor) for name, tensor in best.items())
 
 
 def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
@@ -289,3 +306,31 @@ def test_torchrun_variables_match_those_of_mpirun(env: dict[str, str], expected:
 def test_two_machines_need_a_master_address() -> None:
     with pytest.raises(BadInputError, match=r"\$MASTER_ADDR: found nothing, and 2 of 4 ranks"):
         torchrun_variables({f"OMPI_COMM_WORLD_{k}": v for k, v in MPI.items()})
+
+
+def test_restart_of_an_early_stopped_training_takes_no_more_steps(tmp_path: Path) -> None:
+    """Fixed bug: t.finish() was forgotten, so a restart for work after the loop trained on to the last epoch."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, dltrain\n"
+        "epochs, stopped_at = int(sys.argv[1]), int(sys.argv[2])\n"
+        f"t = dltrain.init(batch=10, epochs=epochs, checkpoints={str(tmp_path / 'saved')!r})\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "print('resumed after', t.step, 'steps in epoch', t.epoch)\n"
+        "for x, y in t.steps(t.loader((torch.ones(100, 4), torch.ones(100, 1)))):\n"
+        "    (model(x) - y).square().mean().backward()\n"
+        "    opt.step()\n"
+        "    if t.step == stopped_at:\n"
+        "        t.finish()\n"
+        "print('ended after', t.step, 'steps in epoch', t.epoch, 'complete:', t.complete)\n"
+    )
+    for epochs, stopped_at, expected in (
+        (10, 25, ("0 steps in epoch 0", "25 steps in epoch 2")),
+        (10, 0, ("25 steps in epoch 2", "25 steps in epoch 2")),
+        (10, 0, ("25 steps in epoch 2", "25 steps in epoch 2")),
+        (3, 0, ("25 steps in epoch 2", "30 steps in epoch 2")),  # another length asks for more steps
+    ):
+        ended = run(alone(script, str(epochs), str(stopped_at)), BUSY_S)
+        lines = [line for line in ended.output.splitlines() if line.startswith(("resumed", "ended"))]
+        assert lines == [f"resumed after {expected[0]}", f"ended after {expected[1]} complete: True"], ended.output

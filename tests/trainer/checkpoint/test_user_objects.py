@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
+from dltrain.checkpoint import user_objects
 from dltrain.checkpoint.user_objects import UserObjects, decode, encode
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
@@ -97,6 +98,70 @@ def test_repeated_step_changes_kept_objects_once() -> None:
         if repeated:
             objects.restore()
     assert average.shadow["w"].tolist() == [4.75, 4.75] and history == [1, 2, 3, 2, 3]
+
+
+def test_repeated_step_undoes_changes_inside_lists_and_dictionaries_in_place() -> None:
+    """Fixed bug: lists in dictionaries and tensors kept the changes of an abandoned step that preceded its loss."""
+    seen, row, losses = torch.zeros(3), [1.0], [0.5]
+    history: dict[str, Any] = {"loss": losses, "seen": seen, "rows": [(0, row)], "best": {"epoch": 0, "of": seen}}
+    flat: list[Any] = [seen]
+    objects = UserObjects()
+    objects.add("history", history)
+    objects.add("flat", flat)
+    objects.close()
+    before = repr(history), repr(flat)
+    for _ in range(2):
+        objects.begin(undoable=True)
+        for again in (False, True):
+            losses.append(2.0)
+            seen.add_(1)
+            row[0] = 3.0
+            history["rows"].append((1, []))
+            history["best"]["epoch"] = 7
+            history["new"] = {"a": []}
+            flat.append(seen)
+            if not again:
+                objects.freeze()
+        objects.restore()
+        assert (repr(history), repr(flat)) == before
+        assert history["loss"] is losses and history["seen"] is seen and history["rows"][0][1] is row
+        assert history["best"]["of"] is seen and flat[0] is seen
+
+
+def test_large_tensors_are_copied_when_a_step_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying them at each step would take too long, so only changes after the update are undone."""
+    monkeypatch.setattr(user_objects, "UNDO_NBYTES", 2 * 4 * 3 - 1)
+    history, other = {"sum": torch.zeros(3)}, [torch.zeros(3)]
+    objects = UserObjects()
+    objects.add("history", history)
+    objects.add("other", other)
+    objects.begin(undoable=True)
+    history["sum"] += 1
+    objects.freeze()
+    history["sum"] += 1
+    other[0] += 1
+    objects.restore()
+    assert history["sum"].tolist() == [1.0] * 3 and other[0].tolist() == [0.0] * 3
+
+
+def test_containers_that_a_script_refers_to_are_restored_in_place() -> None:
+    """Fixed bug: after a restart, a script that had a name for an inner list changed a list that was not saved."""
+    losses, epochs, shared = [9.0], {"last": 9, "old": 1}, [0]
+    history = {"loss": losses, "pair": (epochs, 1), "stages": [[], shared, shared], "late": None}
+    objects = stored(
+        history={"loss": [1.0, 2.0], "pair": ({"last": 3}, 2), "stages": [[4], [5], [6], [7]], "late": {"x": []}}
+    )
+    objects.add("history", history)
+    objects.close()
+    losses.append(3.0)
+    epochs["last"] += 1
+    saved = decode(objects.state()[0]["history"], {}.__getitem__)
+    assert saved == {
+        "loss": [1.0, 2.0, 3.0],
+        "pair": ({"last": 4}, 2),
+        "stages": [[4], [5], [6], [7]],
+        "late": {"x": []},
+    }, "a list in two places gets the contents of only one of them"
 
 
 @pytest.mark.parametrize(

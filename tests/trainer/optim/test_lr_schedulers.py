@@ -66,3 +66,49 @@ def test_restart_does_not_change_learning_rates(name: str, stopped_after: int, i
     saved.clear()
     assert run(0, stopped_after) + run(stopped_after, STEPS) == whole
     assert len({rate for rate, _ in whole}) > 2
+
+
+@pytest.mark.parametrize("stopped_after", range(1, 20))
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_restart_keeps_the_rate_between_the_ends_of_epochs(stopped_after: int, by_hand: bool, first: bool) -> None:
+    """Fixed bug: the rate of the last added scheduler replaced the rate to which all of them had led."""
+    saved: dict[str, Any] = {}
+
+    def run(begin: int, end: int) -> list[float]:
+        opt, schedules, rates = SGD(nn.Linear(2, 2).parameters(), 0.1, momentum=0.9), Schedules(), list[float]()
+        if saved:
+            opt.load_state_dict(saved["optimizer"])
+            schedules.load(json.loads(saved["schedules"]))
+        made: list[tuple[torchs.LRScheduler, bool]] = [
+            (torchs.LinearLR(opt, 0.1, total_iters=9), False),
+            (torchs.MultiStepLR(opt, [1, 3], 0.3), True),
+        ]
+        for scheduler, each_epoch in made if first else reversed(made):
+            schedules.add(scheduler, each_epoch)
+        for step in range(begin, end):
+            rates.append(opt.param_groups[0]["lr"])
+            opt.step()
+            schedules.step(end_of_epoch=step % PER_EPOCH == PER_EPOCH - 1)
+            if by_hand and step == 4:
+                opt.param_groups[0]["lr"] /= 2
+        saved.update(optimizer=opt.state_dict(), schedules=json.dumps(schedules.state()))
+        return rates
+
+    whole = run(0, STEPS)
+    saved.clear()
+    assert run(0, stopped_after) + run(stopped_after, STEPS) == whole
+
+
+def test_checkpoint_of_an_older_version_has_no_rates() -> None:
+    opt, schedules = SGD(nn.Linear(2, 2).parameters(), 0.1, momentum=0.9), Schedules()
+    schedules.add(torchs.ExponentialLR(opt, 0.5), each_epoch=False)
+    opt.step()
+    schedules.step(end_of_epoch=False)
+    (state,) = schedules.state()
+    state["optimizer options"] = [{"momentum": 0.9}]
+    again = SGD(nn.Linear(2, 2).parameters(), 0.1, momentum=0.9)
+    resumed = Schedules()
+    resumed.load([state])
+    resumed.add(torchs.ExponentialLR(again, 0.5), each_epoch=False)
+    assert again.param_groups[0]["lr"] == opt.param_groups[0]["lr"] == 0.05

@@ -1,24 +1,30 @@
 """Convert the state of any torch model and optimizer to named tensors and JSON, and back."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dlcontract.checkpoint import parts
 from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import content
+from dltrain.checkpoint.user_objects import Unfit, decode, encode
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
 from dltrain.models.deferred import initial_values
-from dltrain.optim.options import numbers
-from dltrain.protocol.errors import CheckpointVolumeError
+from dltrain.optim.options import constant, numbers
+from dltrain.protocol.errors import CheckpointVolumeError, MisuseError
+
+_GROUP, _OTHERS = "parameter group", "others"
+_NOTHING: dict[str, Any] = {"dict": []}
+"""The result of ``encode`` for an empty dictionary."""
 
 
 class Staging:
@@ -75,19 +81,12 @@ def capture(
     def copy(name: str, tensor: Tensor) -> Tensor:
         return tensor if copied else staging.copy(name, tensor)
 
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entry in optimizer["state"].items():
-        for key, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = copy(f"optimizer {index}.{key}", value)
-            else:
-                scalars.setdefault(str(index), {})[key] = value
+    tensors, rest = _divide(optimizer, _unfit)
     snapshot = Snapshot(
         step,
         {name: copy(f"model {name}", tensor) for name, tensor in model.items()},
-        tensors,
-        state | {"optimizer": {"groups": [numbers(group) for group in optimizer["param_groups"]], "scalars": scalars}},
+        {name: copy(f"optimizer {name}", tensor) for name, tensor in tensors.items()},
+        state | {"optimizer": rest},
         {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},
     )
     staging.wait()
@@ -106,13 +105,110 @@ def restore(
     """
     load_model(snapshot.model)
     kept = snapshot.state["optimizer"]
-    entries: dict[int, dict[str, Any]] = {}
+    entries: dict[Any, Any] = {}
+    inner = _inner_tensors(kept)
     for name, tensor in snapshot.optimizer.items():
-        index, _, key = name.partition(".")
-        entries.setdefault(int(index), {})[key] = tensor
-    for number, scalars in kept["scalars"].items():
-        entries.setdefault(int(number), {}).update(scalars)
+        if name not in inner:
+            index, _, key = name.partition(".")
+            entries.setdefault(int(index), {})[key] = tensor
+    _add_others(entries, kept, snapshot.optimizer)
     load_optimizer({"state": entries, "param_groups": kept["groups"]})
+
+
+def check_optimizer_state(optimizer: Optimizer, model: nn.Module, *, divided: bool) -> None:
+    """Raise MisuseError if a checkpoint cannot contain the state of ``optimizer``. Call it after the first update.
+
+    The error names the parameter of ``model``, the key and the type. ``divided``: True if ranks divide the tensors of
+    the state, so that it can have none inside lists and dictionaries.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    ordered = [names.get(each, str(index)) for index, each in enumerate(ids)]
+
+    def unfit(path: tuple[Any, ...], found: str) -> MisuseError:
+        return _unfit(path, found, type(optimizer).__name__, ordered)
+
+    _, rest = _divide(optimizer.state_dict(), unfit)
+    for number, entry in rest["encoded"].items() if divided else ():
+        for key, value in entry.items():
+            if _inner_tensors({"encoded": {number: {key: value}}}):
+                raise MisuseError(
+                    f"{type(optimizer).__name__}: found tensors inside a list or dictionary in its state of parameter "
+                    f"{ordered[int(number)]}[{key!r}]; expected a key for each tensor, because ranks divide the model. "
+                    "Use parallelism.strategy Data, or another optimizer"
+                )
+
+
+def _divide(optimizer: Mapping[str, Any], unfit: Unfit) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors in an optimizer's ``state_dict()`` by name, and the rest of it as JSON types.
+
+    The rest has the single numbers and strings of each parameter in ``scalars``. Lists and dictionaries are in
+    ``encoded`` and refer to the tensors in them by name. State without a parameter is in ``others``. ``unfit``: see
+    ``encode``. Raise MisuseError for a value that a checkpoint cannot contain.
+    """
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    nested: list[tuple[int, str, Any]] = []
+    for index, entry in optimizer["state"].items():
+        for key, value in entry.items() if isinstance(index, int) else ():
+            if not isinstance(key, str):
+                raise unfit((index,), f"a key of {type(key).__name__}")
+            if isinstance(value, Tensor):
+                encode(value, (index, key), tensors, unfit)
+            elif value is None or isinstance(value, str | int | float):
+                scalars.setdefault(str(index), {})[key] = value
+            else:
+                nested.append((index, key, value))
+    encoded: dict[str, dict[str, Any]] = {}
+    for index, key, value in nested:  # after the single tensors, which have the names by which older versions read them
+        encoded.setdefault(str(index), {})[key] = encode(value, (index, key), tensors, unfit)
+    others = {index: entry for index, entry in optimizer["state"].items() if not isinstance(index, int)}
+    groups = []
+    for number, group in enumerate(optimizer["param_groups"]):
+        groups.append({name: numbers(option) for name, option in group.items() if not constant(option)})
+        for name in groups[-1].keys() - {"params"}:
+            encode(groups[-1][name], (_GROUP, number, name), {}, unfit)
+    rest = {"groups": groups, "scalars": scalars, "encoded": encoded}
+    return tensors, rest | {"others": encode(others, (_OTHERS,), tensors, unfit)}
+
+
+def _inner_tensors(rest: Mapping[str, Any]) -> set[str]:
+    """Return the names of the tensors inside lists and dictionaries. ``rest``: the JSON part of ``_divide``."""
+    names: set[str] = set()
+    values = [value for entry in rest.get("encoded", {}).values() for value in entry.values()]
+    decode([*values, rest.get("others", _NOTHING)], names.add)
+    return names
+
+
+def _add_others(entries: dict[Any, Any], rest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Add all but the single tensors of parameters to ``entries``, the ``state`` of an optimizer's ``state_dict()``.
+
+    ``rest``: the JSON part of ``_divide``; a checkpoint of an older version has neither ``encoded`` nor ``others``.
+    ``tensors``: those inside lists and dictionaries.
+    """
+    for number, scalars in rest["scalars"].items():
+        entries.setdefault(int(number), {}).update(scalars)
+    for number, entry in rest.get("encoded", {}).items():
+        found = {key: decode(value, tensors.__getitem__) for key, value in entry.items()}
+        entries.setdefault(int(number), {}).update(found)
+    entries.update(decode(rest.get("others", _NOTHING), tensors.__getitem__))
+
+
+def _unfit(path: tuple[Any, ...], found: str, optimizer: str = "optimizer", names: Sequence[str] = ()) -> MisuseError:
+    """Return the error for a value in the state of an optimizer. ``names``: those of its parameters, in order."""
+    first, *keys = path
+    expected = "tensors, numbers, strings, and lists, tuples and dictionaries of them"
+    if first == _GROUP:
+        where, expected = f"parameter group {keys.pop(0)}", "numbers, strings, and lists and dictionaries of them"
+    elif first == _OTHERS:
+        where = "state"
+    else:
+        where = f"state of parameter {names[first] if first < len(names) else first}"
+    where += "".join(f"[{key!r}]" for key in keys)
+    return MisuseError(
+        f"{optimizer}: found {found} in its {where}; expected {expected}, which a checkpoint can contain. Store it as "
+        "one of these in the optimizer, use another optimizer, or turn off checkpoints (spec.checkpoint.enabled)"
+    )
 
 
 def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
@@ -276,17 +372,20 @@ def load_together(
     check(state)
     saved = state["optimizer"]
     target.check(saved["groups"])
-    entries: dict[int, dict[str, Any]] = {}
+    entries: dict[Any, Any] = {}
+    inner, inner_names = dict[str, Tensor](), _inner_tensors(saved)
     if read_parts is not None and described["parts"] is not None:
         entries = read_parts(Path(described["folder"]), parts.parse(described["parts"]))
     else:
         for name, whole in tensors(MODEL):
             target.load_weight(name, whole)
         for name, whole in tensors(OPTIMIZER):
+            if name in inner_names:
+                inner[name] = whole.clone()
+                continue
             index, _, key = name.partition(".")
             if (part := target.optimizer_part(int(index), key, whole)) is not None:
                 entries.setdefault(int(index), {})[key] = part
-    for number, scalars in saved["scalars"].items():
-        entries.setdefault(int(number), {}).update(scalars)
+    _add_others(entries, saved, inner)
     target.load_optimizer({"state": entries, "param_groups": saved["groups"]})
     return Snapshot(described["step"], {}, {}, state, dict(tensors(USER_OBJECTS)))

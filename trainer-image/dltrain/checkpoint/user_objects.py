@@ -2,10 +2,11 @@
 
 An object must have ``state_dict`` and ``load_state_dict``, or be a list or dictionary. A checkpoint stores the tensors
 in the state of these objects in a separate file and the rest as JSON that refers to the tensors, so that reading
-executes no code. Before a step is repeated, ``restore`` undoes the changes to these objects since ``freeze``.
+executes no code. Before a step is repeated, ``restore`` undoes the changes to these objects since ``freeze``, and those
+to lists and dictionaries since ``begin``.
 """
 
-import copy
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,17 +20,27 @@ from dltrain.protocol.errors import MisuseError
 
 _PLAIN = (str, int, float, bool, type(None))
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+UNDO_NBYTES = 16 * 2**20
+"""Maximum total size of the tensors in lists and dictionaries that are copied at the beginning of each elastic step.
+
+Copying 16 MiB takes a few milliseconds. Larger tensors are copied only when a step is abandoned."""
 
 
-def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+Unfit = Callable[[tuple[Any, ...], str], MisuseError]
+"""Return the error for a value that a checkpoint cannot contain, given its path and what was found."""
+
+
+def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor], unfit: Unfit | None = None) -> Any:
     """Return ``value`` as an object of JSON types that refers to tensors by name, and add these to ``tensors``.
 
     ``path``: the name of the kept object and the keys that lead to ``value``. The names of the tensors consist of
-    these. Raise MisuseError for a type that is not supported.
+    these. ``unfit``: a function that makes the error; by default, it is one of ``t.keep``. Raise MisuseError for a type
+    that is not supported.
     """
+    unfit = unfit or _unfit
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
-            raise _unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
+            raise unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
         name = ".".join(map(str, path))
         while name in tensors:  # Two paths can have the same name: {"a.b": …, "a": {"b": …}}.
             name += "'"
@@ -41,15 +52,15 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
         return value
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str | int)]:
-            raise _unfit(path, f"a key of {type(wrong[0]).__name__}")
-        return {_DICT: [[key, encode(part, (*path, key), tensors)] for key, part in value.items()]}
+            raise unfit(path, f"a key of {type(wrong[0]).__name__}")
+        return {_DICT: [[key, encode(part, (*path, key), tensors, unfit)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
-        parts = [encode(part, (*path, index), tensors) for index, part in enumerate(value)]
+        parts = [encode(part, (*path, index), tensors, unfit) for index, part in enumerate(value)]
         return {_TUPLE: parts} if isinstance(value, tuple) else parts
-    raise _unfit(path, type(value).__name__)
+    raise unfit(path, type(value).__name__)
 
 
-def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
     """Return the original value for ``value``, a result of ``encode``.
 
     ``tensor``: a function that returns the tensor with a given name.
@@ -66,6 +77,54 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     return {key: decode(part, tensor) for key, part in content}
 
 
+class _Contents:
+    """The contents of a list or dictionary at the beginning of a step, with those of all containers in it.
+
+    ``undo`` restores them in place, so that other references of the script to inner containers and tensors stay valid.
+    """
+
+    def __init__(self, given: list[Any] | dict[Any, Any]) -> None:
+        self._containers: list[tuple[Any, Any]] = []
+        """Each list and dictionary, and a copy of it that refers to the same parts."""
+        self._tensors: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        """A copy of each tensor, once ``copy_tensors`` has made them."""
+        self._add(given)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the total size of the tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensors.append(value)
+        elif isinstance(value, list | dict):
+            self._containers.append((value, list(value) if isinstance(value, list) else dict(value)))
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for part in parts:
+            # A history may have very many numbers, or tuples of numbers. Python does not track the latter.
+            if type(part) not in _PLAIN and not (type(part) is tuple and not gc.is_tracked(part)):
+                self._add(part)
+
+    def copy_tensors(self) -> None:
+        """Copy the tensors, unless they were copied before."""
+        if not self._copies:
+            self._copies = [tensor.detach().clone() for tensor in self._tensors]
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Restore all contents in place. Tensors get the values that they had when ``copy_tensors`` was called."""
+        for container, contents in self._containers:
+            if isinstance(container, list):
+                container[:] = contents
+            else:
+                container.clear()
+                container.update(contents)
+        for tensor, values in zip(self._tensors, self._copies, strict=True):
+            tensor.copy_(values)
+
+
 class UserObjects:
     """The objects that a script registers with ``t.keep``, by name. Checkpoints contain their state."""
 
@@ -74,7 +133,7 @@ class UserObjects:
         self._resumed: int | None = None
         self._stored: dict[str, Any] = {}
         self._stored_tensors: dict[str, Tensor] = {}
-        self._began: dict[str, Any] = {}
+        self._began: dict[str, _Contents] = {}
         self._frozen: tuple[dict[str, Any], dict[str, Tensor]] | None = None
         self._complete = False
 
@@ -141,30 +200,38 @@ class UserObjects:
     def begin(self, *, undoable: bool) -> None:
         """Begin a step. ``undoable``: True if a loss of ranks could force the ranks to repeat the step.
 
-        In that case, copy the lists and dictionaries among the objects, so that ``freeze`` can save their present
-        content.
+        In that case, copy the present contents of the lists and dictionaries among the objects, including those inside
+        them, and the tensors in them if these take at most ``UNDO_NBYTES`` together.
         """
         self._frozen = None
         plain = self._objects.items() if undoable else ()
-        self._began = {name: copy.copy(given) for name, given in plain if isinstance(given, list | dict)}
+        self._began = {name: _Contents(given) for name, given in plain if isinstance(given, list | dict)}
+        if sum(contents.nbytes for contents in self._began.values()) <= UNDO_NBYTES:
+            for contents in self._began.values():
+                contents.copy_tensors()
 
     def freeze(self) -> None:
         """Save the objects' state, because the current step will be repeated. ``restore`` undoes later changes.
 
-        Lists and dictionaries are saved as they were at the beginning of the step. Other objects are saved as they are
-        now, because copying them at each step would be too expensive.
+        Lists and dictionaries are saved as they were at the beginning of the step. Large tensors in them, and other
+        objects, are saved as they are now, because copying them at each step would be too expensive.
         """
         state, tensors = {}, dict[str, Tensor]()
+        for contents in self._began.values():
+            contents.copy_tensors()
         for name, given in self._objects.items():
-            state[name] = encode(_state(self._began.get(name, given)), (name,), tensors)
+            if name not in self._began:
+                state[name] = encode(_state(given), (name,), tensors)
         self._frozen = state, {name: tensor.clone() for name, tensor in tensors.items()}
 
     def restore(self) -> None:
         """Restore the state that ``freeze`` saved, before the step is repeated."""
         if self._frozen is not None:
             state, tensors = self._frozen
-            for name in self._objects:
-                self._set(name, state[name], tensors)
+            for name, saved in state.items():
+                self._set(name, saved, tensors)
+            for contents in self._began.values():
+                contents.undo()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return (state of all objects as JSON, tensors to which it refers). Tensors are not copied."""
@@ -179,11 +246,8 @@ class UserObjects:
         given, own = self._objects[name], dict[str, Tensor]()
         encode(_state(given), (name,), own)
         value = decode(state, lambda key: tensors[key].to(own[key].device) if key in own else tensors[key])
-        if isinstance(given, list):
-            given[:] = value
-        elif isinstance(given, dict):
-            given.clear()
-            given.update(value)
+        if isinstance(given, list | dict):
+            _assign(given, value, set())
         else:
             given.load_state_dict(value)
 
@@ -193,6 +257,34 @@ class UserObjects:
 
 def _state(given: Any) -> Any:
     return given if isinstance(given, list | dict) else given.state_dict()
+
+
+def _assign(own: Any, saved: Any, assigned: set[int]) -> Any:
+    """Return ``saved``, with the lists and dictionaries that ``own`` has at the same places, which get the contents.
+
+    References of the script to these containers thereby stay valid. ``assigned``: ids of the containers that have got
+    contents already. One that is in several places gets those of the first. Tensors of ``own`` do not change, because
+    they could be parameters of the model.
+    """
+    if isinstance(saved, tuple):
+        parts = own if isinstance(own, tuple) else ()
+        return tuple(_assign(*each, assigned) for each in zip(_padded(parts, len(saved)), saved, strict=True))
+    fits = isinstance(saved, list | dict) and isinstance(own, list if isinstance(saved, list) else dict)
+    if not fits or id(own) in assigned:
+        return saved
+    assigned.add(id(own))
+    if isinstance(own, list):
+        own[:] = [_assign(*each, assigned) for each in zip(_padded(own, len(saved)), saved, strict=True)]
+    else:
+        contents = {key: _assign(own.get(key), part, assigned) for key, part in saved.items()}
+        own.clear()
+        own.update(contents)
+    return own
+
+
+def _padded(parts: Any, length: int) -> list[Any]:
+    """Return the first ``length`` of ``parts``, with None for those that are missing."""
+    return [*parts[:length], *[None] * (length - len(parts))]
 
 
 def _unfit(path: tuple[Any, ...], found: str) -> MisuseError:

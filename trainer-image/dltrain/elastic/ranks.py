@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dltrain.batch.sampling import Part, Sampler
 from dltrain.elastic.team import Team
 from dltrain.parallel.placement import Strategy
 
@@ -10,6 +11,7 @@ class Ranks:
     """The properties of ``Trainer`` for the ranks: their numbers, local batch sizes and parallelism strategy."""
 
     _team: Team
+    rank: int
     step: int
     """Number of completed steps."""
 
@@ -50,6 +52,10 @@ class Ranks:
         If ranks are lost during the call, the result has the data of the remaining ranks.
         """
         return self._team.together(self.step, lambda: self._team.worker_group.collect(data))
+
+    def _part(self, sampler: Sampler, step: int) -> Part:
+        """Return this rank's samples of the batch of ``step``, counted from 0, with the present local batch sizes."""
+        return self.parallel.part(sampler, step, self.shares, self.rank)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
         """Set the local batch sizes of all ranks from the next step on. Every rank must pass the same values.

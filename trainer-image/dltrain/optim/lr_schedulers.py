@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from dltrain.optim.options import like, numbers
 from dltrain.protocol.errors import MisuseError
 
-_CYCLED = ("momentum", "betas")
-"""Options of an optimizer that a scheduler may change beside the learning rate, and its constructor sets anew."""
+_CHANGED = ("lr", "momentum", "betas")
+"""Options of an optimizer that a scheduler or the script may change, and a scheduler's constructor sets anew."""
 _OPTIONS = "optimizer options"
 """Key of these options in the state of a scheduler, for each group of parameters."""
 _PLAIN = (str, int, float, bool, type(None))
@@ -44,7 +44,9 @@ class Schedules:
         if len(self._registered) < len(self._saved_states):
             saved = self._saved_states[len(self._registered)]
             scheduler.load_state_dict(_merged(scheduler.state_dict(), saved))
-            # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint.
+            # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint. Its
+            # own last rate is not the present one if other schedulers have changed the rate since, or the script has.
+            # It is used only for checkpoints of versions that did not save the rate.
             groups = scheduler.optimizer.param_groups
             for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = like(group["lr"], rate)
@@ -69,7 +71,7 @@ class Schedules:
 
 
 def _options(scheduler: LRScheduler) -> list[dict[str, Any]]:
-    return [{name: group[name] for name in _CYCLED if name in group} for group in scheduler.optimizer.param_groups]
+    return [{name: group[name] for name in _CHANGED if name in group} for group in scheduler.optimizer.param_groups]
 
 
 def _plain(value: Any) -> Any:

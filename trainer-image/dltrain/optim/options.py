@@ -3,9 +3,11 @@
 A learning rate is a tensor in scripts that compile the update of the optimizer, so that a new rate needs no new code.
 """
 
+import inspect
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -16,6 +18,14 @@ def numbers(options: Any) -> Any:
     if isinstance(options, list | tuple):
         return [numbers(option) for option in options]
     return options.tolist() if isinstance(options, Tensor | np.generic) else options
+
+
+def constant(option: Any) -> bool:
+    """Return True for a function, class, dtype or device. It never changes, and the script sets it again at a restart.
+
+    Checkpoints do not contain such options.
+    """
+    return inspect.isroutine(option) or isinstance(option, type | torch.dtype | torch.device)
 
 
 def like(own: Any, saved: Any) -> Any:

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
+from dltrain.checkpoint.state import check_optimizer_state
 from dltrain.elastic.team import Team
 from dltrain.models.recomputation import has_run, recompute
 from dltrain.protocol.errors import MisuseError
@@ -20,6 +22,7 @@ class AsPlanned(MixedPrecision):
     """The part of ``Trainer`` with which a training loop computes as the plan says: its precision, and its memory."""
 
     model: nn.Module
+    optimizer: Optimizer
     _team: Team
     _blocks: tuple[nn.Module, ...] | None = None
     """The modules that the script has named; None before that."""
@@ -55,8 +58,14 @@ class AsPlanned(MixedPrecision):
             )
 
     def _check_first_step(self) -> None:
-        """Raise MisuseError after the first step if the loop has not computed it as the plan says."""
+        """Raise MisuseError after the first step if the loop has not computed it as the plan says.
+
+        Raise it also if checkpoints cannot contain the optimizer's state, before hours of training would be lost.
+        """
         first, self._first_checked = not self._first_checked, True
+        if first and self.plan.checkpoint.enabled:
+            divided = self.plan.splits_model or self.plan.shards_model
+            check_optimizer_state(self.optimizer, self.model, divided=divided)
         if not first or not self._step.weight_by_samples:
             return  # a rank without samples has no loop
         self._check_precision()

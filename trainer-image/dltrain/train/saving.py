@@ -13,7 +13,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, Extents, Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
-from dltrain.optim.options import like
+from dltrain.optim.options import constant, like
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.placement import Placement
 from dltrain.protocol.errors import BadInputError
@@ -30,7 +30,8 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
     if len(kept) != len(here):
         found, expected = f"{len(here)} groups of parameters", f"{len(kept)} groups"
     else:
-        options, theirs = set(here[0]) - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
+        saved = {name for name, option in here[0].items() if not constant(option)}
+        options, theirs = saved - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
         if options <= theirs or theirs <= options:
             return
         found = type(optimizer).__name__
@@ -45,6 +46,36 @@ class Saved(Protocol):
     def state(self) -> Any: ...
 
     def load(self, state: Any, /) -> None: ...
+
+
+class EarlyEnd:
+    """The end of a training by ``t.finish`` before its last planned step, which a restart must not undo."""
+
+    def __init__(self) -> None:
+        self._planned: int | None = None
+        """Number of steps that the training would have had; None if it has not been ended early."""
+
+    def request(self, planned: int) -> None:
+        """End the training early. ``planned``: its number of steps so far. Later calls change nothing."""
+        if self._planned is None:
+            self._planned = planned
+
+    def total_steps(self, planned: int, done: int) -> int:
+        """Return the number of steps of a training that begins or resumes after ``done`` steps.
+
+        ``planned``: the number of steps according to the plan. If it has changed since the early end, the user asks for
+        another length, and the training continues.
+        """
+        if self._planned != planned:
+            self._planned = None
+            return planned
+        return done
+
+    def state(self) -> int | None:
+        return self._planned
+
+    def load(self, state: int | None, /) -> None:
+        self._planned = state
 
 
 class LoadingTarget:
@@ -77,8 +108,12 @@ class LoadingTarget:
     def load_optimizer(self, parts: dict[str, Any]) -> None:
         self._weights.finish()
         groups = zip(self._optimizer.param_groups, parts["param_groups"], strict=True)
-        parts = parts | {"param_groups": [like(own, saved) for own, saved in groups]}
+        parts = parts | {"param_groups": [_constants(own) | like(own, saved) for own, saved in groups]}
         self._placement.load_optimizer(self._optimizer, parts)
+
+
+def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: option for name, option in group.items() if constant(option)}
 
 
 class Saving:

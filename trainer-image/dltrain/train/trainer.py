@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dlcontract import Outcome, Plan
 from dltrain.batch.micro_batches import MicroBatches
-from dltrain.batch.sampling import Part, Sampler
 from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
@@ -39,7 +38,7 @@ from dltrain.train import replay, sharded_data, usage_checks
 from dltrain.train.held_out import HeldOut
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
-from dltrain.train.saving import Saved, Saving
+from dltrain.train.saving import EarlyEnd, Saved, Saving
 from dltrain.train.steps.batches import StepBatches, skip_partial_updates
 from dltrain.train.steps.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.steps.normalization import warn_of_batch_norm, with_batch_norm
@@ -85,11 +84,12 @@ class Trainer(HeldOut, ModelCalls):
         """Estimate of the fraction of a CPU that this rank gets, which is below 1 under a CPU quota."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
+        self._early_end = EarlyEnd()
         energy = meter(device, process_group.local_rank)
         self.progress = Progress(reporter, process_group.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
         parts: dict[str, Saved] = {"scaling": self._scaling, "noise": self.noise}
-        parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale}
+        parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale, "early_end": self._early_end}
         self._saving = Saving(self.checkpoint_manager, self._team, self.progress, self._user_objects, parts)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
@@ -121,7 +121,8 @@ class Trainer(HeldOut, ModelCalls):
         UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
-            self.step = self._first = snapshot.step
+            self.step, self.epoch = snapshot.step, snapshot.state["epoch"]
+            self._first = self.step
             self.settled = self.settled or self._saving.same_ranks(snapshot)
         gradient_summing.report(self.parallel, self.reporter)
         return model, optimizer
@@ -212,8 +213,9 @@ class Trainer(HeldOut, ModelCalls):
         """End the training successfully after the current step.
 
         Call it on every rank in the same step. The decision must depend on a value that is equal on all ranks,
-        such as a result of ``sum``.
+        such as a result of ``sum``. After a restart, ``steps`` then yields nothing.
         """
+        self._early_end.request(self.total_steps)
         self.total_steps = self.step + int(self._step.open)
 
     def schedule(self, scheduler: LRScheduler, *, each_epoch: bool = False) -> None:
@@ -266,12 +268,12 @@ class Trainer(HeldOut, ModelCalls):
             usage_checks.warn_of_a_second_pass(self.step)
         sharded_data.ensure_divided(self._team, self.progress, loader, self.step)
         sampler, step, micro_batches = loader.sampler(self.plan), self._step, MicroBatches(self.plan, accumulate)
-        self.total_steps = sampler.steps(self.plan)
-        part_of = partial(self._part, sampler)
+        self.total_steps = self._early_end.total_steps(sampler.steps(self.plan), self.step)
         self._user_objects.close()
         if accumulate:
             skip_partial_updates(self.optimizer, step)
             warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
+        part_of = partial(self._part, sampler)
         with StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
             while self.step < self.total_steps:
                 if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
@@ -346,9 +348,6 @@ class Trainer(HeldOut, ModelCalls):
     def abandon(self) -> None:
         """Abort the operations in which other ranks wait for this rank, without waiting. The process must exit next."""
         self._team.abandon()
-
-    def _part(self, sampler: Sampler, number: int) -> Part:
-        return self.parallel.part(sampler, number, self.shares, self.rank)
 
     def _participants(self, call: str = "") -> Participants:
         return participants(self._team, self._step, self.step, call)

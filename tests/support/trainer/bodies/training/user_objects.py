@@ -47,6 +47,7 @@ class State:
         h.register_hook(lambda g: g * (torch.inf if self.scaler.get_scale() > MAX_SCALE else 1.0))
         self.scaler.scale(cross_entropy(self.net[2:](h), y)).backward()
         self.history.append((number, self.scaler.get_scale()))
+        self.best.setdefault("steps", []).append(number)
         self.scaler.step(self.opt)
         self.scaler.update()
         self.ema.update_parameters(self.net)
