@@ -24,7 +24,9 @@ CORES_PAY = 0.1
 Predictions are often wrong by this fraction, and other jobs can use the CPUs. The number of nodes is not compared in
 this way, because a node without the job may stand idle."""
 LATE = 1e30
-"""Factor on the scores of plans that miss the deadline. These plans come last, the least late one first."""
+"""Factor on the p90 seconds of plans that miss the deadline, with interruptions, which is then their score.
+
+These plans come last, the least late one first."""
 
 
 def meets(request: Request, total_p90_s: float) -> bool:
@@ -52,8 +54,9 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
     }[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
         return np.where(np.isfinite(screened.step_s), wanted, np.inf)
-    late = screened.step_p90_s * request.total_steps + STARTUP_S > request.deadline_s
-    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + screened.step_p90_s), wanted), np.inf)
+    total_p90_s = screened.step_p90_s * request.total_steps
+    late = total_p90_s + STARTUP_S > request.deadline_s
+    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + total_p90_s), wanted), np.inf)
 
 
 def score(request: Request, prediction: Prediction) -> float:
@@ -65,7 +68,7 @@ def score(request: Request, prediction: Prediction) -> float:
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
-        return LATE * (1 + prediction.step_p90_s)
+        return LATE * (1 + prediction.total_p90_s)
     found = {"Energy": prediction.energy_J, "Cost": prediction.cost_usd, "Carbon": prediction.carbon_g}
     return found[request.minimize] or 0.0
 
