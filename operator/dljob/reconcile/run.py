@@ -272,7 +272,9 @@ def measurements(
     most the observed structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
     gradient accumulation. The link of a run on one node, or on nodes of one machine, is left out, because it is shared
-    memory, and not the network. ``observed``: the job at the end of the run, with the nodes of its pods.
+    memory, and not the network. The link between several device types is left out, too, because it may be the network
+    of only one of them, and so are link and place of a run that may span racks or zones, whose network plans add to
+    that of the device type. ``observed``: the job at the end of the run, with the nodes of its pods.
     """
     if accepted is None or accepted.plan.splits_model or accepted.plan.shards_model:
         return None
@@ -290,14 +292,16 @@ def measurements(
     measured = set(devices(report)) - mixed
     report = of_micro_batches(report, accepted.plan)
     nodes = sum(group.nodes for group in accepted.groups)
-    if nodes <= observed.machine_nodes:
+    several_types = len({group.device for group in accepted.groups}) > 1
+    if nodes <= observed.machine_nodes or several_types or accepted.crosses_border:
         report = report.model_copy(update={"link_latency_s": None, "link_bandwidth_Bps": None})
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
     whole = accepted.plan.micro_batches == 1
     unlike = accepted.groups[0].is_gpu and 1 < nodes <= observed.machine_nodes  # Steps of GPUs do not name the machine.
-    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole and not unlike:
+    usual = whole and not unlike and not accepted.crosses_border
+    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and usual:
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)

@@ -107,6 +107,13 @@ class StoredPlan(BaseModel):
             "nodes that meet all requirements of at least one term. None: the pods may run on any node.",
         ),
     ] = None
+    crosses_border: Annotated[
+        bool | None,
+        Field(
+            description="True: the pods run on several nodes, which may be in several zones or racks with a slower "
+            "network between them. None: they are in one, or the administrator describes no such network."
+        ),
+    ] = None
     charges: Annotated[
         dict[str, Charge] | None,
         Field(

@@ -309,45 +309,56 @@ def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     """Return (slowest link between the ranks of these options on ``nodes`` nodes, spread of predictions with it).
 
     The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
-    devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
-    else that of 10 Gbit Ethernet. Measurements by runs of the job's model take precedence over those of the hardware
-    probe. If a plan may span racks or zones, the network between them limits the link. The ranks of a node do not
-    divide the bandwidth, because in a ring in rank order, every node has one flow in and one flow out. The links
-    between the GPUs of a node have a bandwidth of their own (``Link.near_bandwidth_Bps``).
+    devices or shared memory. Between nodes, it has the lowest bandwidth and the highest latency of the networks of all
+    options (``_network_of``). The ranks of a node do not divide the bandwidth, because in a ring in rank order, every
+    node has one flow in and one flow out. The links between the GPUs of a node have a bandwidth of their own.
     """
-    near_s = near_latency_s(chosen[0].pool.is_gpu)
-    if nodes == 1:
-        (only,) = chosen
-        bandwidth_Bps = peer_Bps(only)
-        if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
-            near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
-            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "measured links within the node"), spread
-        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "links within the node"), LINK_SPREAD["catalogue"]
-    latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
-    measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
-    probed = [o.hardware.far for o in chosen if o.hardware and o.hardware.far]
-    stated = [o.pool.bandwidth_Bps for o in chosen if o.pool.bandwidth_Bps]
-    if measured:
-        bandwidth_Bps, name = min(measured), "the measured network"
+    if len(chosen) > 1:
+        found, spreads = zip(*(option.links[1] for option in chosen), strict=True)
+        slowest = min(found, key=lambda link: link.bandwidth_Bps)
+        near_s, near_Bps = max(link.inside_s for link in found), min(link.inside_Bps for link in found)
+        latency_s, reduce_Bps = max(link.latency_s for link in found), min(link.reduce_Bps for link in found)
+        return Link(latency_s, slowest.bandwidth_Bps, reduce_Bps, slowest.name, near_s, near_Bps), max(spreads)
+    (only,) = chosen
+    near_s = near_latency_s(only.pool.is_gpu)
+    if nodes > 1:
+        latency_s, bandwidth_Bps, name, spread = _network_of(only)
+        near_Bps = peer_Bps(only) if only.pool.is_gpu and only.ranks_per_node > 1 else None
+        return Link(latency_s, bandwidth_Bps, _reduce_Bps(only), name, min(near_s, latency_s), near_Bps), spread
+    bandwidth_Bps = peer_Bps(only)
+    if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
+        near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
+        return Link(near_s, bandwidth_Bps, _reduce_Bps(only), "measured links within the node"), spread
+    return Link(near_s, bandwidth_Bps, _reduce_Bps(only), "links within the node"), LINK_SPREAD["catalogue"]
+
+
+def _network_of(option: Option) -> tuple[float, float, str, float]:
+    """Return (latency in seconds, bandwidth in bytes/s, name, spread of predictions) of the network of an option.
+
+    The spread is the standard deviation of log(measured / predicted). The bandwidth is the measured one, else the one
+    in the nodes' annotations, else that of 10 Gbit Ethernet. Measurements by runs of the job's model take precedence
+    over those of the hardware probe. If a plan may span racks or zones, the network between them limits the link.
+    """
+    learned, probed = option.learned or Learned(), option.hardware and option.hardware.far
+    latency_s, spread = learned.link_latency_s, LINK_SPREAD["probe" if probed else "catalogue"]
+    if learned.link_bandwidth_Bps:
+        bandwidth_Bps, name = learned.link_bandwidth_Bps, "the measured network"
+        spread = spread if latency_s is None else LINK_SPREAD["profile"]
+        spread = spread if learned.link_spread is None else learned.link_spread
     elif probed:
-        bandwidth_Bps, name = min(link.bandwidth_Bps for link in probed), "the network measured by the probe"
-        latencies = latencies or [link.latency_s for link in probed]
-    elif stated:
-        bandwidth_Bps, name = min(stated), "the network"
+        bandwidth_Bps, name = probed.bandwidth_Bps, "the network measured by the probe"
+    elif option.pool.bandwidth_Bps:
+        bandwidth_Bps, name = option.pool.bandwidth_Bps, "the network"
     else:
         bandwidth_Bps, name = communication.ETHERNET_BANDWIDTH_Bps, "an assumed network"
-    whole = len(probed) == len(chosen)
-    spread = LINK_SPREAD["profile" if measured and latencies else "probe" if probed and whole else "catalogue"]
-    learned = [o.learned.link_spread for o in chosen if o.learned and o.learned.link_spread is not None]
-    spread = max(learned) if measured and len(learned) == len(chosen) else spread
-    latency_s = max(latencies, default=communication.TCP_LATENCY_S)
-    if (crossing := chosen[0].pool.crossing) is not None:
+    if latency_s is None:
+        latency_s = probed.latency_s if probed else communication.TCP_LATENCY_S
+    if (crossing := option.pool.crossing) is not None:
         slower = crossing.bandwidth_Bps is not None and crossing.bandwidth_Bps < bandwidth_Bps
         name = "the network between racks or zones" if slower else name
         bandwidth_Bps = min(bandwidth_Bps, crossing.bandwidth_Bps or bandwidth_Bps)
         latency_s = max(latency_s, crossing.latency_s or 0.0)
-    near_Bps = min((peer_Bps(o) for o in chosen if o.pool.is_gpu and o.ranks_per_node > 1), default=None)
-    return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), name, min(near_s, latency_s), near_Bps), spread
+    return latency_s, bandwidth_Bps, name, spread
 
 
 def message_link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
@@ -376,15 +387,13 @@ def near_latency_s(is_gpu: bool) -> float:
     return GPU_LATENCY_S if is_gpu else communication.SHARED_MEMORY_LATENCY_S
 
 
-def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
-    """Return the bytes per second at which the slowest device adds a received buffer to its own.
+def _reduce_Bps(option: Option) -> float:  # noqa: N802 - the unit is part of the name
+    """Return the bytes per second at which a device adds a received buffer to its own.
 
     On CPUs, it is a third of the memory bandwidth, because adding two buffers reads both and writes a third. On GPUs,
     it is infinite: NCCL's kernels add a part of a buffer while they receive the next one.
     """
-    if chosen[0].pool.is_gpu:
-        return inf
-    return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
+    return inf if option.pool.is_gpu else option.device.memory_bandwidth_Bps / 3
 
 
 def overlap_of(chosen: list[Option]) -> float:

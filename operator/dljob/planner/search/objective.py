@@ -24,7 +24,9 @@ CORES_PAY = 0.1
 Predictions are often wrong by this fraction, and other jobs can use the CPUs. The number of nodes is not compared in
 this way, because a node without the job may stand idle."""
 LATE = 1e30
-"""Factor on the scores of plans that miss the deadline. These plans come last, the least late one first."""
+"""Factor on the p90 seconds of plans that miss the deadline, with interruptions, which is then their score.
+
+These plans come last, the least late one first."""
 
 
 def meets(request: Request, total_p90_s: float) -> bool:
@@ -52,8 +54,9 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
     }[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
         return np.where(np.isfinite(screened.step_s), wanted, np.inf)
-    late = screened.step_p90_s * request.total_steps + STARTUP_S > request.deadline_s
-    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + screened.step_p90_s), wanted), np.inf)
+    total_p90_s = screened.step_p90_s * request.total_steps
+    late = total_p90_s + STARTUP_S > request.deadline_s
+    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + total_p90_s), wanted), np.inf)
 
 
 def score(request: Request, prediction: Prediction) -> float:
@@ -65,7 +68,7 @@ def score(request: Request, prediction: Prediction) -> float:
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
-        return LATE * (1 + prediction.step_p90_s)
+        return LATE * (1 + prediction.total_p90_s)
     found = {"Energy": prediction.energy_J, "Cost": prediction.cost_usd, "Carbon": prediction.carbon_g}
     return found[request.minimize] or 0.0
 
@@ -112,11 +115,11 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
     Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``, or, on CPUs, if more CPUs
-    save too little time (``tolerance``). Of these, return the plan with the fewest GPUs or CPUs if the objective is
-    Time, and otherwise the fastest plan. Return a model-parallel plan only if it is better than the best data-parallel
-    plan despite the uncertainty of its prediction (``surely_better``), or if there is no data-parallel plan. Return a
-    plan with activation checkpointing only if it is better than the best plan without it by ``RECOMPUTING_PAYS``, or if
-    there is no such plan.
+    save too little time (``tolerance``). A plan that misses the deadline does not tie with one that meets it. Of plans
+    that tie, return the one with the fewest GPUs or CPUs if the objective is Time, and otherwise the fastest one.
+    Return a model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its
+    prediction (``surely_better``), or if there is no data-parallel plan. Return a plan with activation checkpointing
+    only if it is better than the best plan without it by ``RECOMPUTING_PAYS``, or if there is no such plan.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
@@ -152,23 +155,24 @@ def _smallest_first(choice: Choice) -> tuple[float, int, bool, float, float, str
 
 
 def _in_time(request: Request, choice: Choice, best: Choice) -> bool:
-    """Return True if ``choice`` meets the deadline, or if not even ``best``, the fastest plan, does."""
+    """Return True if ``choice`` meets the deadline, or if not even ``best``, the plan with the lowest score, does."""
     return meets(request, choice.prediction.total_p90_s) or not meets(request, best.prediction.total_p90_s)
 
 
 def _best(request: Request, choices: list[Choice]) -> Choice:
     scored = [score(request, c.prediction) for c in choices]
     lowest = min(scored)
-    indistinct = [c for c, each in zip(choices, scored, strict=True) if each <= lowest * (1 + INDISTINCT)]
+    best = scored.index(lowest)
+    factors = [1 + INDISTINCT] * len(choices)
+    on_cpus = request.minimize == "Time" and not any(g.is_gpu for g in choices[best].groups)
+    if on_cpus:
+        cpus = np.array([devices(c) for c in choices])
+        factors = tolerance(cpus, np.array([sum(g.nodes for g in c.groups) for c in choices]), best).tolist()
+    tied = [
+        c for c, each, factor in zip(choices, scored, factors, strict=True)
+        if each <= lowest * factor and _in_time(request, c, choices[best])
+        and not (on_cpus and any(g.is_gpu for g in c.groups))
+    ]  # fmt: skip
     if request.minimize == "Time":
-        best = scored.index(lowest)
-        if not any(g.is_gpu for g in choices[best].groups):
-            cpus = np.array([devices(c) for c in choices])
-            factors = tolerance(cpus, np.array([sum(g.nodes for g in c.groups) for c in choices]), best)
-            indistinct = [
-                c for c, each, factor in zip(choices, scored, factors.tolist(), strict=True)
-                if each <= lowest * factor and not any(g.is_gpu for g in c.groups)
-                and (each <= lowest * (1 + INDISTINCT) or _in_time(request, c, choices[best]))
-            ]  # fmt: skip
-        return min(indistinct, key=_smallest_first)
-    return min(indistinct, key=lambda c: (c.prediction.total_s, size(c), c.summary))
+        return min(tied, key=_smallest_first)
+    return min(tied, key=lambda c: (c.prediction.total_s, size(c), c.summary))

@@ -240,6 +240,7 @@ def _attempt(
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),
         domain=node_terms(left_out.reachable(decision, whole, () if new_nodes else request.volumes)),
+        crosses_border=(decision.domain.crossing is not None and len(proposed.pods) > 1) or None,
         pod_group_api=gang.api_for(spec, config),
         topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
         new_nodes=new_nodes,
