@@ -2,7 +2,9 @@
 
 A commit holds the whole folder at one time. A file that has not changed since the last commit is not uploaded again.
 The folder counts as settled if nothing in it has changed for ``SETTLE_S`` seconds, except logs, to which a script adds
-lines all the time. A script that is still writing therefore never leaves a half-written checkpoint in a commit.
+lines all the time. A script that pauses for longer between two files of a checkpoint gets a commit with the first ones
+alone, and the next commit has all of them. Such a script writes into a folder beside this one and moves it here at the
+end, or writes one file last and resumes only from checkpoints with that file.
 """
 
 import json
@@ -21,7 +23,7 @@ KIND = "folder"
 WRITERS = "writers"
 """Name of the field of a commit marker with path → the pod that has written it. Paths of rank 0's pod are omitted."""
 SETTLE_S = 3.0
-"""Seconds without a change after which the content of the folder is complete."""
+"""Seconds without a change after which the content of the folder counts as complete."""
 _READ_NBYTES = 4 * 2**20
 
 
