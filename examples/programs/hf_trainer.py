@@ -5,11 +5,11 @@ torchrun --nproc-per-node 2 hf_trainer.py
 
 import os
 import tempfile
+from pathlib import Path
 from pydoc_data.topics import topics  # Some 600 kB of English that comes with Python.
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from dltrain.integrations.huggingface import ReportCallback
 
@@ -31,7 +31,12 @@ arguments = TrainingArguments(
     use_cpu=not torch.cuda.is_available(),
     ddp_backend="nccl" if torch.cuda.is_available() else "gloo",
 )
-last = get_last_checkpoint(folder)
+# The Trainer writes trainer_state.json last. A checkpoint without it is incomplete.
+saved = {
+    int(path.parent.name.split("-")[1]): path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")
+}
+step = max(saved, default=0)
 if arguments.process_index == 0:
-    print(f"resumed from step {last.rpartition('-')[2] if last else 0}", flush=True)
-Trainer(model, arguments, train_dataset=data, callbacks=[ReportCallback()]).train(resume_from_checkpoint=last)
+    print(f"resumed from step {step}", flush=True)
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[ReportCallback()])
+trainer.train(resume_from_checkpoint=str(saved[step]) if step else None)

@@ -58,10 +58,11 @@ trainer = lightning.Trainer(
     logger=False,
     enable_progress_bar=False,
 )
-last = folder / "last.ckpt"
+# Lightning saves last.ckpt, and the callback saves stopped.ckpt when the job stops. Resume from the newest one.
+saved = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
 trainer.fit(
     Digits(),
     DataLoader(train, batch_size=32, shuffle=True),
     DataLoader(test, batch_size=32),
-    ckpt_path=last if last.exists() else None,
+    ckpt_path=saved[-1] if saved else None,
 )

@@ -64,6 +64,41 @@ def test_stop_commits_only_what_had_settled_before_the_ranks_were_killed(
     assert len(pods.commits()) == commits
 
 
+@pytest.mark.parametrize("pod", ["a", "b"])
+@pytest.mark.parametrize("later_s", [0, 9])
+def test_stop_does_not_commit_a_deletion_right_before(pods: Pods, pod: str, later_s: float) -> None:
+    """Fixed bug: pods whose ranks deleted a checkpoint to replace it, and were killed, lost the checkpoint."""
+    pods.start()
+    pods.write("a", shard0="0", config="{}")
+    pods.write("b", shard1="1")
+    pods.turns()
+    other, shard = {"a": ("b", "shard0"), "b": ("a", "shard1")}[pod]
+    (pods.directory / pod / "job" / shard).unlink()
+    pods.write(other, new="of the next checkpoint")
+    watching.time.unix_s = time.time() + later_s  # type: ignore[attr-defined]
+    _finish_without_waiting(pods, "b", exited=pod != "b")
+    _finish_without_waiting(pods, "a", exited=pod != "a")
+    files = {"config", "shard0", "shard1"}
+    assert pods.commits()[-1] == (files - {shard} | {"new"} if later_s else files)
+
+
+def test_folders_without_files_are_no_checkpoint(pods: Pods) -> None:
+    pods.start()
+    pods.write("a", shard0="0")
+    pods.write("b", shard1="1")
+    pods.turns()
+    (pods.directory / "a/job/shard0").unlink()
+    (pods.directory / "b/job/shard1").unlink()
+    for _ in range(2):
+        pods.now_s += watching.LATE_S
+        pods.turns()
+    assert pods.commits()[-1] == {"shard0", "shard1"}
+    watching.time.unix_s = time.time() + 9  # type: ignore[attr-defined]
+    _finish_without_waiting(pods, "b", exited=False)
+    _finish_without_waiting(pods, "a", exited=False)
+    assert pods.commits()[-1] == {"shard0", "shard1"}
+
+
 def test_stop_before_the_last_part_has_begun_leaves_the_checkpoint_before(pods: Pods) -> None:
     pods.start()
     for text in ("5", "6"):

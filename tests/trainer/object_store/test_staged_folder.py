@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,11 @@ def write(folder: StagedFolder, **files: str) -> None:
 
 def read(folder: StagedFolder) -> dict[str, str]:
     return {path: (folder.folder / path).read_text() for path, seen in scan(folder.folder).items() if seen != "step.5"}
+
+
+def delete(folder: StagedFolder, path: str) -> None:
+    found = folder.folder / path
+    shutil.rmtree(found) if found.is_dir() else found.unlink()
 
 
 def test_folder_is_restored_on_another_disk(make: Make) -> None:
@@ -139,6 +145,62 @@ def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: p
     again.restore(ended_unix_s)
     assert read(again) == {"a.bin": "one", "b.bin": "two"}
     assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("deleted", ["ckpt/model.bin", "ckpt"])
+def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, deleted: str, settled: bool) -> None:
+    """Fixed bug: a script that deleted its checkpoint to replace it, and failed then, lost the checkpoint."""
+    folder = make()
+    folder.restore(LATER)
+    write(folder, config_json="{}", ckpt__model_bin="weights", ckpt__state_bin="state")
+    folder.upload()
+    before = read(folder)
+    delete(folder, deleted)
+    after = read(folder)
+    make().restore(time.time() + (9 if settled else 0))
+    expected = after if settled else before
+    assert read(folder) == expected
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == expected, "a settled deletion counts: scripts delete old checkpoints"
+
+
+@pytest.mark.parametrize("later_s", [0, 9])
+@pytest.mark.parametrize("deleted", ["ckpt/model.bin", "ckpt"])
+def test_stop_does_not_commit_a_deletion_right_before(
+    make: Make, deleted: str, later_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, config_json="{}", ckpt__model_bin="weights", ckpt__state_bin="state")
+    folder.upload()
+    before = read(folder)
+    delete(folder, deleted)
+    now_s = time.time() + later_s
+    monkeypatch.setattr(watching.time, "time", lambda: now_s)
+    watching.finish(watching.Alone(folder), exited=False)
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == (read(folder) if later_s else before)
+
+
+def test_folder_without_files_is_committed_only_if_the_ranks_have_exited(make: Make) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, ckpt__model_bin="weights", train_log="1")
+    folder.upload()
+    delete(folder, "ckpt")
+    work = watching.Alone(folder)
+    work.settled({})
+    watching.finish(work, exited=False)
+    make().restore(LATER)
+    assert read(folder) == {"ckpt/model.bin": "weights", "train.log": "1"}
+    delete(folder, "ckpt")
+    watching.finish(work, exited=True)
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == {"train.log": "1"}
 
 
 @pytest.mark.parametrize("settled", [True, False])

@@ -270,6 +270,23 @@ for step in range(1, 10**6):
     assert bare("import dltrain; dltrain.report(step=1); assert not dltrain.stop_requested()").returncode == 0
 
 
+@pytest.mark.parametrize(("agent", "reports", "lines"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_a_rank_that_asks_whether_to_stop_but_never_reports_is_named(
+    tmp_path: Path, agent: bool, reports: bool, lines: int
+) -> None:
+    """Fixed bug: it could not stop after the same step as ranks that report, and nothing said so."""
+    script = f"""import dltrain
+for step in range(1, 5):
+    assert not dltrain.stop_requested()
+    if {reports}:
+        dltrain.report(step=step)
+"""
+    with Listener(tmp_path) as listener:
+        ended = bare(script, RANK="1", WORLD_SIZE="2", **({SOCKET_ENV: listener.path} if agent else {}))
+    assert ended.returncode == 0 and len(ended.stderr.splitlines()) == lines
+    assert not lines or "found no dltrain.report on rank 1; expected one" in ended.stderr
+
+
 def test_line_of_a_report() -> None:
     training, _ = progress(samples=64)
     add(training, 0.0, 1)

@@ -2,7 +2,9 @@
 
 A commit holds the whole folder at one time. A file that has not changed since the last commit is not uploaded again.
 The folder counts as settled if nothing in it has changed for ``SETTLE_S`` seconds, except logs, to which a script adds
-lines all the time. A script that is still writing therefore never leaves a half-written checkpoint in a commit.
+lines all the time. A script that pauses for longer between two files of a checkpoint gets a commit with the first ones
+alone, and the next commit has all of them. Such a script writes into a folder beside this one and moves it here at the
+end, or writes one file last and resumes only from checkpoints with that file.
 """
 
 import json
@@ -21,7 +23,7 @@ KIND = "folder"
 WRITERS = "writers"
 """Name of the field of a commit marker with path → the pod that has written it. Paths of rank 0's pod are omitted."""
 SETTLE_S = 3.0
-"""Seconds without a change after which the content of the folder is complete."""
+"""Seconds without a change after which the content of the folder counts as complete."""
 _READ_NBYTES = 4 * 2**20
 
 
@@ -114,25 +116,43 @@ class StagedFolder:
     def _reusable(self, entry: Entry, note: Mapping[str, Any], here: Mapping[str, Seen], ended_unix_s: float) -> int:
         """Make the folder continue from ``entry``. Return the number of ``entry``.
 
-        Keep the folder if, by its ``note``, its content comes from ``entry`` and files that have changed since were
-        settled at ``ended_unix_s``, the Unix time at which the ranks ended. Otherwise, restore ``entry``. ``here``: the
-        folder's files.
+        Keep the folder if, by its ``note``, its content comes from ``entry`` and all changes since were settled at
+        ``ended_unix_s``, the Unix time at which the ranks ended. Otherwise, or if the script has deleted all files to
+        write new ones, restore ``entry``. ``here``: the folder's files.
         """
         there = Content.of(entry).seen
-        changed = [path for path, state in without_logs(here).items() if there.get(path) != state]
-        newest = self.newest_change_s(changed)
-        if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S and not _is_part(note):
+        has_settled = self.newest_change_s(there) <= ended_unix_s - SETTLE_S and not is_emptied(there, here)
+        if note.get("sequence") == entry.sequence and has_settled and not _is_part(note):
             self._base = entry
         else:
-            if changed and (note.get("sequence") == entry.sequence or _is_part(note)):
+            written = sorted(_changed(there, here) & here.keys())
+            if written and (note.get("sequence") == entry.sequence or _is_part(note)):
                 why = "not in a checkpoint of all pods" if _is_part(note) else "still being written"
-                tell(f"discarded {len(changed)} files that were {why}, such as {sorted(changed)[0]}")
+                tell(f"discarded {len(written)} files that were {why}, such as {written[0]}")
             self.restore_entry(entry)
         return entry.sequence
 
-    def newest_change_s(self, paths: Collection[str]) -> float:
-        """Return the Unix time at which one of ``paths`` has changed last; 0 without paths."""
-        return max((_changed_s(self.folder / path) for path in paths), default=0.0)
+    def newest_change_s(self, there: Mapping[str, Seen]) -> float:
+        """Return the Unix time of the last change since the state ``there``; 0 if nothing has changed.
+
+        Deletions count: a script may delete its checkpoint to write the next one in its place.
+        """
+        return max((self._changed_s(path) for path in _changed(there, scan(self.folder))), default=0.0)
+
+    def _changed_s(self, path: str) -> float:
+        """Return the Unix time at which ``path`` changed last; the current time if it is unknown.
+
+        If ``path`` is missing, return the time of the innermost of its folders that exists: the deletion changed it.
+        """
+        for each in (path, *map(str, PurePosixPath(path).parents)):
+            try:
+                stat = (self.folder / each).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                break
+            return max(stat.st_mtime, stat.st_ctime)
+        return time.time()
 
     def restore_sequence(self, sequence: int) -> None:
         """Restore the commit with this number, which another pod has chosen; 0: delete all files. Raise OSError,
@@ -285,7 +305,7 @@ class StagedFolder:
 
 def _check(now: Mapping[str, Seen], state: Mapping[str, Seen]) -> None:
     """Raise ChangedError unless the files ``now`` are, without logs, in the expected ``state``."""
-    if changed := {path for path, _ in without_logs(now).items() ^ state.items()}:
+    if changed := _changed(state, now):
         raise ChangedError(min(changed))
 
 
@@ -304,9 +324,11 @@ def _pieces(file: Any, nbytes: int, path: str) -> Iterator[bytes]:
         yield piece
 
 
-def _changed_s(path: Path) -> float:
-    try:
-        stat = path.lstat()
-    except OSError:
-        return time.time()
-    return max(stat.st_mtime, stat.st_ctime)
+def is_emptied(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
+    """Return True if there were files before, and no files but logs are left now. Such a folder has no checkpoint."""
+    return bool(without_logs(before)) and not without_logs(now)
+
+
+def _changed(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> set[str]:
+    """Return the paths that are new, have changed or are missing, without logs."""
+    return {path for path, _ in without_logs(before).items() ^ without_logs(now).items()}

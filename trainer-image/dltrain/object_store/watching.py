@@ -15,7 +15,7 @@ from dltrain.object_store.commit_log import Entry
 from dltrain.object_store.content import Changes, Content, Seen, union, without_logs
 from dltrain.object_store.parts import End, Part, PartExchange, Round, confirmed
 from dltrain.object_store.reading import tell
-from dltrain.object_store.staged_folder import SETTLE_S, WRITERS, ChangedError, StagedFolder, scan
+from dltrain.object_store.staged_folder import SETTLE_S, WRITERS, ChangedError, StagedFolder, is_emptied, scan
 
 POLL_S = 1.0
 ASK_S = 2.0
@@ -68,14 +68,16 @@ class Alone:
         self.folder.open()
 
     def settled(self, state: Mapping[str, Seen]) -> None:
-        if state != without_logs(self.folder.committed):
+        committed = self.folder.committed
+        if state != without_logs(committed) and not is_emptied(committed, state):
             self._upload()
 
     def finish(self, *, exited: bool) -> None:
-        if end_of(self.folder, self.folder.content, exited) is End.INTERRUPTED:
+        lacks_files = is_emptied(self.folder.committed, scan(self.folder.folder)) and not exited
+        if lacks_files or end_of(self.folder, self.folder.content, exited) is End.INTERRUPTED:
             tell(
                 "discarded the changes since the last checkpoint, because ranks were killed less than "
-                f"{SETTLE_S:g} s after they had written files"
+                f"{SETTLE_S:g} s after they had written or deleted files, or had deleted all files"
             )
         else:
             self._upload(final=True)
@@ -193,7 +195,8 @@ class Leading:
         parts = self._parts()
         self._upload(state)
         content, writers, changes = self._union(parts)
-        if without_logs(content.seen) == without_logs(self._committed.seen):
+        before, now = self._committed.seen, content.seen
+        if without_logs(now) == without_logs(before) or is_emptied(before, now):
             self._begun, self._pending_s = None, None
             return
         if self._pending_s is None:
@@ -230,12 +233,14 @@ class Leading:
         torn = [pod for pod, each in ends.items() if each is End.INTERRUPTED]
         if any(each is not End.EXITED for each in ends.values()):
             torn += self._late(changes, time.monotonic())
+            torn += self._pods[:1] if is_emptied(self._committed.seen, content.seen) else []
         if content.seen != self._committed.seen and not torn:
             self._commit(content, writers, changes, parts)
         elif torn and without_logs(content.seen) != without_logs(self._committed.seen):
+            killed = ", ".join(dict.fromkeys(torn))
             tell(
-                f"discarded the changes since the last checkpoint, because ranks of the pods {', '.join(torn)} were "
-                "killed before they had written theirs, or meanwhile"
+                f"discarded the changes since the last checkpoint, because ranks of the pods {killed} were killed "
+                "before they had written theirs, or meanwhile"
             )
         self._exchange.announce(Round(self._number, ended=True, is_final=True))
 
@@ -376,11 +381,9 @@ def end_of(folder: StagedFolder, uploaded: Content, exited: bool) -> End:
 
     ``exited``: True if all of them exited with code 0.
     """
-    there = without_logs(uploaded.seen)
-    changed = [path for path, state in without_logs(scan(folder.folder)).items() if there.get(path) != state]
     if exited:
         return End.EXITED
-    return End.KILLED if folder.newest_change_s(changed) <= time.time() - SETTLE_S else End.INTERRUPTED
+    return End.KILLED if folder.newest_change_s(uploaded.seen) <= time.time() - SETTLE_S else End.INTERRUPTED
 
 
 def tell_uploaded(folder: StagedFolder, entry: Entry, began_s: float) -> None:

@@ -36,6 +36,8 @@ It then sends a report that came too early for an update or, if there is none, t
 """
 END_S = 2.0
 """Maximum time in seconds that the end of the script waits for its last update."""
+CALLS_BEFORE_REPORT = 1
+"""Maximum number of calls of ``stop_requested`` before the first report. A loop may begin with such a call."""
 MAX_QUEUED = 1000
 """Maximum number of progress updates that wait while the agent does not read them. The oldest are dropped."""
 
@@ -220,6 +222,8 @@ def _analyzed(rank: int, step: int, analysis: "Analysis") -> Update:
 
 
 _reports: ScriptReports | None = None
+_calls_before_report = 0
+"""Number of calls of ``stop_requested`` before the first report."""
 _trainer: Trainer | None = None
 
 
@@ -248,8 +252,8 @@ def report(
 
     The job then shows progress, remaining time, loss, accuracy and metrics, writes a run report, and detects hangs:
     from its first report on, a rank that is silent for too long restarts all ranks. Call it after every step, on every
-    rank or on some. The lowest rank that reports represents the job. Without an agent, such as on a laptop, rank 0
-    prints a line at most four times per second.
+    rank or on some; on every rank if they call ``stop_requested``. The lowest rank that reports represents the job.
+    Without an agent, such as on a laptop, rank 0 prints a line at most four times per second.
 
     ``step``: number of completed steps since the training began. After a restart, continue the count of the checkpoint
     from which the script resumes. ``steps``: number of steps of the whole training, if known. ``loss``: training loss.
@@ -304,7 +308,26 @@ def stop_requested() -> bool:
 
     A job asks for that if it is good enough (``spec.until``), suspended, or about to lose a pod. Call this function
     after ``dltrain.report``, in every step and on every rank. It returns True after the same step on all ranks, so
-    ranks need not agree by themselves. A script that never calls it gets SIGTERM instead. In a script that calls
-    ``dltrain.init``, ``t.steps`` ends by itself, and this function returns False.
+    ranks need not agree by themselves: each one compares the step that it has reported. On other ranks than the first,
+    a report of ``step`` alone is enough. A rank that never reports gets SIGTERM instead, and so does a script that
+    never calls this function. In a script that calls ``dltrain.init``, ``t.steps`` ends by itself, and this function
+    returns False.
     """
-    return _trainer is None and _reports is not None and _reports.stop_requested()
+    if _trainer is not None:
+        return False
+    if _reports is None:
+        _warn_before_report()
+        return False
+    return _reports.stop_requested()
+
+
+def _warn_before_report() -> None:
+    """Name a rank that asks whether to stop, but does not report. It has no number of steps to compare."""
+    global _calls_before_report
+    _calls_before_report += 1
+    if _calls_before_report == CALLS_BEFORE_REPORT + 1 and os.environ.get(SOCKET_ENV):
+        text = (
+            f"found no dltrain.report on rank {_rank(os.environ)}; expected one after every step on every rank. Call "
+            "dltrain.report(step=step) on this rank, too. Until then, it gets SIGTERM when the job asks ranks to stop"
+        )
+        print(f"dltrain.stop_requested: {text}", file=sys.stderr, flush=True)  # noqa: T201
