@@ -19,6 +19,10 @@ MAX_SIZES = 8
 """Maximum number of different sizes of CPU nodes whose whole CPUs layouts divide among ranks, besides powers of two."""
 EXACT_NODES = 8
 """Largest number of nodes on one machine up to which ``shared_layouts`` considers every number of them."""
+MEMORY_AMOUNTS = 8
+"""Largest number of different amounts of free memory of CPU nodes up to which ``memory_tiers`` considers every one."""
+MEMORY_STEPS = 3
+"""Number of amounts that it considers if there are more. Each set of nodes makes the search longer."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +131,32 @@ def memory_tiers(pool: Pool, layout: Layout, request: Request, least_nbytes: flo
     fewer nodes can therefore be better. Let M be the largest free memory of the nodes on which a pod with this layout
     fits. The sets have the nodes with at least M / 2, M / 4, … of free memory, up to the set of all these nodes, so
     that a node with more memory than the others takes no set away. Another set has the nodes with at least
-    ``least_nbytes``, the memory of a pod. If the pod fits on no node, return an empty list.
+    ``least_nbytes``, the memory of a pod. On CPUs, where this memory bounds the batch of a rank, there are more sets
+    (``_cpu_tiers``). If the pod fits on no node, return an empty list.
     """
     sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
     counts, least = {len(sizes), sum(m >= least_nbytes for m in sizes)}, max(sizes, default=0) / 2
     while sizes and least > sizes[-1]:
         counts.add(sum(m >= least for m in sizes))
         least /= 2
+    if not pool.is_gpu:
+        counts |= _cpu_tiers(sizes, request)
     return [(count, sizes[count - 1]) for count in sorted(counts) if count]
+
+
+def _cpu_tiers(sizes: Sequence[int], request: Request) -> set[int]:
+    """Return the numbers of CPU nodes, those with the most memory first, that are sets of nodes of their own.
+
+    ``sizes``: free memory of the nodes, in falling order. The sets have the nodes with at least as much as one of them,
+    for each of up to ``MEMORY_AMOUNTS`` different amounts. If there are more, they have the nodes with at least one of
+    ``MEMORY_STEPS`` amounts in equal steps from that of the fewest nodes of a plan down to the smallest. A pod that
+    fits on enough nodes thus fits on all nodes of a set.
+    """
+    amounts: set[float] = {*sizes}
+    if len(amounts) > MEMORY_AMOUNTS:
+        most = sizes[min(max(1, request.nodes_min), len(sizes)) - 1]
+        amounts = {most - i * (most - sizes[-1]) / MEMORY_STEPS for i in range(MEMORY_STEPS)}
+    return {sum(m >= amount for m in sizes) for amount in amounts}
 
 
 def _powers(most: int) -> list[int]:

@@ -12,9 +12,17 @@ from dljob.calibrate.learned import LearnedPoint
 from dljob.cluster import ClusterView
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import FixedChoice, Learned, Request
-from dljob.planner.candidates.node_layout import Layout, layouts, measured_on, with_ranks
+from dljob.planner.candidates.node_layout import (
+    MEMORY_AMOUNTS,
+    Layout,
+    layouts,
+    measured_on,
+    memory_tiers,
+    with_ranks,
+)
 from dljob.planner.candidates.pools import eligible, room_cpu
 from dljob.planner.search import objective
+from dljob.planner.types import Strategy
 from support.planner_questions import DIGITS, RESNET, THREE, decided, view
 
 Json = dict[str, Any]
@@ -133,6 +141,31 @@ def test_layouts_fit_the_node_and_contain_one_core(cpu: int, limit: float | None
     assert all(each.cpus <= max(room_cpu(cpu, cpu), 1.0) and each.cpus <= (limit or cpu) for each in found)
     for ranks in (1, 2, 4):
         assert all(each.ranks == ranks for each in with_ranks(pool, request, ranks))
+
+
+@pytest.mark.parametrize("strategy", ["Data", "Auto"])
+@pytest.mark.parametrize("smaller", ["1Gi", "25Gi", "40Gi"])
+def test_a_node_with_less_memory_takes_no_plan_away(smaller: str, strategy: Strategy) -> None:
+    """Fixed bug: a job that needs 26 GiB did not fit on nodes with 48 GiB if another one had 25 GiB."""
+    asked = Request(
+        job="j", global_batch=64, total_steps=1000, profile="own", parameters=10**9, flops_per_sample=1e9,
+        activation_nbytes_per_sample=10**6, optimizer="AdamW", strategy=strategy,
+    )  # fmt: skip
+    large = {"count": 3, "cpu": 8, "memory": "48Gi"}
+    alone = decided(asked, view(large)).chosen
+    assert 25 * 2**30 < alone.prediction.host_memory_nbytes < 40 * 2**30
+    assert decided(asked, view(large, {"cpu": 8, "memory": smaller})).chosen == alone
+
+
+@given(st.lists(st.integers(2, 64), min_size=1, max_size=40), st.integers(1, 12), st.integers(2, 64))
+def test_a_pod_that_fits_on_enough_nodes_fits_on_a_set_of_them(free: list[int], fewest: int, need: int) -> None:
+    pool = pool_of(view(*({"cpu": 4, "memory": f"{gib}Gi"} for gib in free)))
+    tiers = memory_tiers(pool, Layout(1, 1.0), replace(LARGE, nodes_min=fewest))
+    fitting = [count for count, least in tiers if least >= need * 2**30]
+    enough = sum(gib >= need for gib in free)
+    assert len(set(free)) > MEMORY_AMOUNTS or max(fitting, default=0) == enough, "each amount has its own set"
+    assert enough < fewest or max(fitting) >= fewest
+    assert tiers == sorted(tiers) and len(tiers) <= MEMORY_AMOUNTS + 5
 
 
 def line(layout: Layout, batch: int) -> float:
