@@ -13,7 +13,7 @@ from dljob.perf.resources.memory import AGENT_NBYTES, STORE_CLIENT_NBYTES, shm_n
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.cost.loading import UNMEASURED, most_cpus
 from dljob.planner.candidates.fixed import room_for
-from dljob.planner.candidates.node_layout import Layout, ranks_per_node_choices
+from dljob.planner.candidates.node_layout import Layout, nodes_with_room, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.infeasible import no_such_device, too_few
@@ -65,9 +65,11 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
     shares = _shares(request, [choice for _, choice in parts])
     if isinstance(shares, Infeasible):
         return shares
-    assumed = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
+    rooms = [_room_nbytes(part, parts, request) for part in parts]
+    in_store = request.checkpoints_in_store
+    needs = [_memory_nbytes(part, room, in_store=in_store) for part, room in zip(parts, rooms, strict=True)]
     # All pods request the same memory, which must be free on the nodes of each group.
-    assumed = min(assumed, *(min(pool.memory_nbytes[: choice.nodes]) for pool, choice in parts))
+    assumed = min(max(needs), *rooms)
     # What other ranks per node were measured to need is not what these need.
     memory_nbytes = max(assumed, 0 if request.memory_measured else request.memory_least_nbytes)
     names = group_names([pool.device for pool, _ in parts])
@@ -217,17 +219,30 @@ def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]]
     return split
 
 
-def _memory_nbytes(pool: Pool, choice: FixedChoice, *, in_store: bool) -> int:
+def _room_nbytes(part: tuple[Pool, FixedChoice], parts: Sequence[tuple[Pool, FixedChoice]], request: Request) -> int:
+    """Return the free memory in bytes that the nodes of a group have at least.
+
+    They are the nodes with the most memory among those on which a pod of the group has enough GPUs and CPUs, because
+    Kubernetes places pods only where their requests fit. ``parts``: all groups. Those with the same type of device take
+    nodes of the same pool.
+    """
+    pool, choice = part
+    count = sum(other.nodes for each, other in parts if each.device == pool.device)
+    layout = Layout(choice.ranks_per_node, _cores(pool, choice, request))
+    return min(sorted(nodes_with_room(pool, layout, request), reverse=True)[:count])
+
+
+def _memory_nbytes(part: tuple[Pool, FixedChoice], room_nbytes: int, *, in_store: bool) -> int:
     """Return the main memory in bytes that a pod requests. It is an assumption, because the model is unknown.
 
-    ``in_store``: True if the checkpoints are in an object store.
+    ``room_nbytes``: free memory of each node. ``in_store``: True if the checkpoints are in an object store.
     """
+    pool, choice = part
     each = ASSUMED_GPU_NBYTES if pool.is_gpu else ASSUMED_NBYTES
     assumed = AGENT_NBYTES + shm_nbytes(choice.ranks_per_node, pool.is_gpu) + choice.ranks_per_node * each
     if in_store:
         assumed += STORE_CLIENT_NBYTES
-    free = min(pool.memory_nbytes[: choice.nodes])
-    return max(2**29, min(assumed, int(MAX_NODE_SHARE * free)))
+    return max(2**29, min(assumed, int(MAX_NODE_SHARE * room_nbytes)))
 
 
 def _unknown(memory_nbytes: int) -> Prediction:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dljob.cluster import ClusterView
 from dljob.cluster.domains import Spot
 from dljob.planner import Decision, FixedChoice, Request, plan, scaling
 from support.planner_questions import A100, T4, THREE, decided, rejected, view
@@ -64,6 +65,36 @@ def test_memory_is_a_part_of_what_the_node_has() -> None:
     assert decided(NOTHING, THREE).chosen.prediction.host_memory_nbytes == 2 * 2**30
     assert decided(NOTHING, GPUS).chosen.prediction.host_memory_nbytes > 100 * 2**30
     assert not decided(replace(NOTHING, memory_per_pod_nbytes=2**30), THREE).warning
+
+
+@pytest.mark.parametrize("changes", [{}, {"fixed": (FixedChoice("cpu", 2, 1),)}])
+@pytest.mark.parametrize("names", ["abcd", "cdab", "acbd"])
+def test_memory_does_not_depend_on_the_names_of_nodes(names: str, changes: dict[str, object]) -> None:
+    """Fixed bug: a pod requested half of the memory of the first node, also if others had more."""
+    memory = {"a": "2Gi", "b": "2Gi", "c": "64Gi", "d": "64Gi"}
+    cluster = view(*({"name": name, "cpu": 8, "memory": memory[name]} for name in names))
+    found = decided(replace(NOTHING, nodes_min=2, **changes), cluster)  # type: ignore[arg-type]
+    assert found.chosen.prediction.host_memory_nbytes == 4.25 * 2**30
+
+
+def test_memory_is_free_on_enough_nodes_with_free_gpus_and_cpus() -> None:
+    """Fixed bug: a node without free CPUs counted, so that the pods fitted on one node and not on two."""
+    node = {"device": T4, "devices": 4, "cpu": 16}
+    roomy = view(*({"name": name, **node, "memory": "128Gi"} for name in "ab"), {"name": "c", **node, "memory": "24Gi"})
+    busy, *rest = roomy.nodes
+    cluster = ClusterView((replace(busy, free_cpu=2.0), *rest))
+    chosen = decided(replace(NOTHING, nodes_min=2), cluster).chosen
+    (group,) = chosen.groups
+    least = chosen.prediction.host_memory_nbytes
+    fitting = [n for n in rest if n.free_memory_nbytes >= least and n.free_cpu >= group.cpu_per_pod]
+    assert group.ranks_per_node == 4 and len(fitting) == 2
+
+
+def test_groups_of_one_device_type_do_not_count_a_node_twice() -> None:
+    node = {"device": A100, "devices": 4, "cpu": 32}
+    cluster = view({**node, "memory": "512Gi"}, {**node, "memory": "24Gi"})
+    both = replace(NOTHING, fixed=(FixedChoice(A100, 1, 4), FixedChoice("a100", 1, 4)))
+    assert decided(both, cluster).chosen.prediction.host_memory_nbytes == 12 * 2**30
 
 
 @pytest.mark.parametrize(
