@@ -77,6 +77,16 @@ def largest_layouts(pool: Pool, request: Request) -> list[Layout]:
     return list(most.values())
 
 
+def layouts_within_quota(pool: Pool, request: Request) -> list[Layout]:
+    """Return ``largest_layouts``, or all layouts if a quota limits the CPUs of all pods.
+
+    Layouts with fewer CPUs then leave more nodes within the quota. Those with the most CPUs come first.
+    """
+    if pool.is_gpu or request.cpus_max is None:
+        return largest_layouts(pool, request)
+    return layouts(pool, request)[::-1]
+
+
 def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
     """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
     found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request, is_gpu=pool.is_gpu))}

@@ -16,7 +16,7 @@ from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.collectives import AUTO
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.node_layout import Layout, largest_layouts
+from dljob.planner.candidates.node_layout import Layout, layouts_within_quota
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
@@ -147,7 +147,7 @@ def equal_parts(
     """
     found, replicas = [], request.replicas or 1
     for pool in nodes.pools:
-        for each in largest_layouts(pool, request):
+        for each in layouts_within_quota(pool, request):
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
                 parts = [*grid(most), request.nodes_min]
@@ -165,7 +165,11 @@ def equal_parts(
 
 
 def _allowed(request: Request, option: Option, nodes: int) -> bool:
-    return not option.pool.is_gpu or request.allows_gpus(option.label, nodes * option.ranks_per_node)
+    """Return True if the nodes are within the quotas. Pods with at most one CPU can request less and do not count."""
+    if option.pool.is_gpu:
+        return request.allows_gpus(option.label, nodes * option.ranks_per_node)
+    cpus = 0.0 if option.cpus <= 1 else nodes * min(option.cpus, request.cpu_per_pod or inf)
+    return request.cpus_max is None or cpus <= request.cpus_max
 
 
 def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
@@ -286,7 +290,7 @@ def _places(
     if fixed:
         return
     for pool in nodes.pools:
-        for each in largest_layouts(pool, request):
+        for each in layouts_within_quota(pool, request):
             seen = set[tuple[float, int]]()
             for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
                 if (option.memory_nbytes, option.machine_nodes) in seen:

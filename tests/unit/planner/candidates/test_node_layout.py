@@ -27,6 +27,7 @@ from support.planner_questions import DIGITS, RESNET, THREE, decided, view
 
 Json = dict[str, Any]
 LARGE = Request(job="j", global_batch=256, total_steps=100, like="ResNet-152")
+GPT = Request(job="j", global_batch=64, total_steps=100, model="gpt-mini", dataset="synthetic-tokens")
 FOUR = view({"count": 4, "cpu": 64, "memory": "256Gi"})
 
 
@@ -82,6 +83,24 @@ class TestDecisions:
     def test_quota_limits_the_cpus_of_all_pods(self) -> None:
         groups = decided(replace(LARGE, cpus_max=20.0), FOUR).chosen.groups
         assert 4 < sum(g.nodes * g.ranks_per_node * g.cores for g in groups) <= 20
+
+    @pytest.mark.parametrize("cpus_max", [6.0, 20.0])
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            replace(GPT, strategy="Sharded", model=None, dataset=None, parameters=2 * 10**8, flops_per_sample=1e10,
+                    activation_nbytes_per_sample=10**6, profile="own", optimizer="AdamW"),
+            replace(GPT, strategy="Pipeline", stages=4),
+            replace(GPT, strategy="Tensor"),
+            replace(GPT, strategy="Pipeline", nodes_min=2, stages=2),
+        ],
+        ids=["Sharded", "Pipeline", "Tensor", "nodes.min"],
+    )  # fmt: skip
+    def test_quota_limits_the_cpus_of_plans_that_split_the_model(self, asked: Request, cpus_max: float) -> None:
+        """Fixed bug: a plan with more nodes than spec.nodes.min used more CPUs than the quota leaves."""
+        chosen = decided(replace(asked, cpus_max=cpus_max), view({"count": 4, "cpu": 16, "memory": "8Gi"})).chosen
+        assert chosen.strategy == asked.strategy and sum(len(g.shares) for g in chosen.groups) > 1
+        assert 1 < sum(g.nodes * g.cpu_per_pod for g in chosen.groups) <= cpus_max
 
     def test_cores_of_other_pods_are_not_planned(self) -> None:
         busy = ClusterView(tuple(replace(node, free_cpu=9.0) for node in FOUR.nodes))
