@@ -37,6 +37,9 @@ class UnprocessedEvents:
         """Namespaces (None: all) of which kopf has not received a whole list yet."""
         self._first = set[str]()
         """Uids in the first list of each namespace whose events have not been processed yet."""
+        self.skipped = set[str]()
+        """Namespaces whose jobs the operator may not list, and for which the start did not wait."""
+        self._has_list = False
         self.first_processed = asyncio.Event()
         """Set when the events of all objects in the first lists have been processed."""
         self._processed_s = 0.0
@@ -60,13 +63,22 @@ class UnprocessedEvents:
 
         kopf processes the objects of each page before it reads the next one, so that some are processed already.
         """
-        if namespace in self._unlisted:
+        if namespace in self._unlisted or (namespace in self.skipped and not self._has_list):
             self._unlisted.discard(namespace)
+            self.skipped.discard(namespace)
             self._first.update(uid for uid in uids if uid in self._events)
+            self._has_list = True
+            self._look()
+
+    def refused(self, namespace: str | None) -> None:
+        """Note that kopf may not list a namespace. The start waits for the others, if one of them can be listed."""
+        if namespace is not None and namespace in self._unlisted:
+            self._unlisted.discard(namespace)
+            self.skipped.add(namespace)
             self._look()
 
     def _look(self) -> None:
-        if not self._unlisted and not self._first:
+        if self._has_list and not self._unlisted and not self._first:
             self.first_processed.set()
 
     def processed(self, body: Mapping[str, Any], now_s: float) -> None:

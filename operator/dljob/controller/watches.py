@@ -16,6 +16,7 @@ import aiohttp
 import kopf
 from kopf._core.engines import peering
 
+from dljob.controller.connection import NoDiffs
 from dljob.controller.rereading import Rereader
 from dljob.controller.tasks import run_until_one_ends
 from dljob.controller.unprocessed import UnprocessedEvents
@@ -41,6 +42,7 @@ from dljob.kube.kinds import (
 from dljob.kube.objects.trim import older, version_number
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
+from dljob.scheduling.limits.quotas import overdrawn
 
 log = logging.getLogger("dljob.watches")
 
@@ -81,19 +83,6 @@ The pods of a job start and end together. Without the delay, the job's status wo
 """
 
 
-class _NoDiffs(kopf.DiffBaseStorage):
-    """Keeps kopf from copying each DLJob to find out what has changed. No handler of this operator needs to know it."""
-
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Store nothing: the operator must not write annotations into users' objects."""
-
-
 class Watches:
     """All watches of the operator except those of Kueue: kopf's for DLJobs, and Reflectors for the other kinds.
 
@@ -125,7 +114,14 @@ class Watches:
         self._silence_s, self._events = silence_s, UnprocessedEvents(namespaces)
         self._rereader = Rereader(cache, api, self._put, self._changed)
         self.session = session(
-            bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received, silence_s)
+            bounded_responses(
+                self._jobs_asked,
+                self._jobs_active,
+                self._jobs_listed,
+                self._jobs_received,
+                self._jobs_refused,
+                silence_s,
+            )
         )
         """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
@@ -173,14 +169,17 @@ class Watches:
         """Wait until all objects that existed at the start are in the cache.
 
         A job could otherwise be reconciled before its pods are known, or planned before jobs with older claims are.
+        Namespaces in which the operator may not list DLJobs do not count, if there are others.
         """
-        for reflector in self._reflectors:
-            await reflector.synced.wait()
         await self._events.first_processed.wait()
+        for reflector in self._reflectors:
+            if reflector.namespace not in self._events.skipped:
+                await reflector.synced.wait()
 
     def unsynced(self) -> str | None:
         """Return the kinds whose existing objects are not all in the cache yet; None if all are."""
-        names = sorted(reflector.name for reflector in self._reflectors if not reflector.synced.is_set())
+        missing = (each for each in self._reflectors if each.namespace not in self._events.skipped)
+        names = sorted(each.name for each in missing if not each.synced.is_set())
         names += [] if self._events.first_processed.is_set() else [DLJOB.plural]
         return ", ".join(names) or None
 
@@ -278,7 +277,7 @@ class Watches:
         settings.process.ultimate_exiting_timeout = 20
         settings.watching.inactivity_timeout = 86_400  # ``bounded_responses`` ends silent watches.
         settings.watching.chunk_size = PAGE
-        settings.persistence.diffbase_storage = _NoDiffs()
+        settings.persistence.diffbase_storage = NoDiffs()
         return settings
 
     async def run(self, identity: str, stop: asyncio.Event, end: Callable[[], Awaitable[None]]) -> None:
@@ -313,6 +312,10 @@ class Watches:
     def _jobs_active(self) -> None:
         self._jobs_active_at = monotonic()
 
+    def _jobs_refused(self, namespace: str | None) -> None:
+        self._jobs_active()  # The watch is silent for a known reason.
+        self._events.refused(namespace)
+
     def _jobs_received(self, body: Mapping[str, Any]) -> None:
         self._events.received(body, monotonic())
 
@@ -342,6 +345,8 @@ class Watches:
     async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         self._events.processed(body, monotonic())
         meta = body["metadata"]
+        if meta.get("namespace") in self._events.skipped:  # The start has not waited for its pods.
+            await asyncio.gather(*(r.synced.wait() for r in self._reflectors if r.namespace == meta["namespace"]))
         if type != "DELETED":
             await self._put(body)
         elif self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
@@ -375,12 +380,7 @@ class Watches:
 
         The usage of a quota changes with each pod. Jobs are queued only if that matters to their condition WithinQuota.
         """
-        found = {
-            (quota.name, resource, limit)
-            for quota in self._cache.limits(namespace).quotas
-            for resource, limit in quota.hard.items()
-            if quota.left(resource) < 0
-        }
+        found = overdrawn(self._cache.limits(namespace).quotas)
         before = self._overdrawn.pop(namespace, set())
         if found:
             self._overdrawn[namespace] = found

@@ -29,6 +29,10 @@ class HttpApiServer:
     objects: dict[Key, Json] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     """Resources whose watches are opened, and then send nothing."""
+    forbidden: set[str] = field(default_factory=set)
+    """Namespaces in which nothing may be read."""
+    expired: list[str] = field(default_factory=list)
+    """Resources of which the next page after the first one, or the next watch, is refused as too old (410)."""
     unanswered: set[str] = field(default_factory=set)
     """Resources whose watches are not answered at all."""
     causes: list[Json] = field(default_factory=list)
@@ -87,6 +91,11 @@ class HttpApiServer:
         for queue in self._watches.pop(kind.plural, ()):
             queue.put_nowait(_END)
 
+    def fail_watches(self, kind: Kind) -> None:
+        """Send an error to all watches of a kind, as an API server does while etcd has no leader."""
+        for queue in self._watches[kind.plural]:
+            queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError"}})
+
     def watched(self, kind: Kind) -> bool:
         """Return True if a watch of the kind is open."""
         return bool(self._watches[kind.plural])
@@ -105,6 +114,11 @@ class HttpApiServer:
         namespace = ""
         if parts[0] == "namespaces" and len(parts) > 2:
             namespace, parts = parts[1], parts[2:]
+        if namespace in self.forbidden:
+            return _error(403)
+        if parts[0] in self.expired and ("watch" in request.query or "continue" in request.query):
+            self.expired.remove(parts[0])
+            return _error(410)
         if "watch" in request.query:
             return await self._watch(request, parts[0])
         if parts[0] == POD.plural and parts[-1] == "log":

@@ -1,21 +1,39 @@
-"""A class of aiohttp responses that applies the limits of ``kube.objects.bounds`` before kopf decodes an object."""
+"""A class of aiohttp responses that applies the limits of ``kube.objects.bounds`` before kopf decodes an object.
+
+kopf ends the whole operator after an answer 403 or 410, after errors of the server for a minute, and after most ERROR
+events. One namespace that is deleted while others are watched, or a change of the leader of etcd, would be enough. The
+responses end the request instead as a broken connection does, after which kopf lists the objects again.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from random import uniform
 from typing import Any
 
 import aiohttp
 
 from dljob.kube.answers import lines
+from dljob.kube.kinds import DLJOB
 from dljob.kube.objects.bounds import bounded_event, bounded_list
 from dljob.kube.objects.trim import version_number
+from dljob.kube.rest import ApiError
+from dljob.kube.watch.permission import Permission
 
+log = logging.getLogger("dljob.kube.watch")
+
+LEFT_TO_KOPF = (401, 429)
+"""HTTP status codes that kopf handles itself: it logs in again, or waits as long as the API server asks."""
+BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
 Received = Callable[[Mapping[str, Any]], None]
 """Callback for each object in an event of a watch, or in a list."""
+Refused = Callable[[str | None], None]
+"""Callback for each request that the API server forbids: the namespace (None: all)."""
 
 
 def bounded_responses(
@@ -23,6 +41,7 @@ def bounded_responses(
     active: Callable[[], None],
     listed: Listed,
     received: Received,
+    refused: Refused,
     silence_s: float,
 ) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for an aiohttp session with which kopf lists and watches DLJobs.
@@ -31,23 +50,60 @@ def bounded_responses(
     called for each event, bookmark and page of a list, to show that the watch works. It is not called when a watch
     begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last page of each
     list, with the list's namespace, uids and resourceVersion. ``received`` is called for each object that kopf
-    receives. A watch that sends nothing for ``silence_s`` seconds raises TimeoutError, and kopf opens it again.
+    receives. ``refused`` is called for each request that the API server forbids. A watch that sends nothing for
+    ``silence_s`` seconds raises TimeoutError, and kopf opens it again. After any other failure, the response waits and
+    raises ClientPayloadError, after which kopf goes on, too.
     """
     uids: dict[str | None, list[str]] = {}
+    failures: dict[str | None, int] = defaultdict(int)
+    """Number of failures in a row by namespace."""
+    permissions: dict[str | None, Permission] = {}
+
+    async def fail(namespace: str | None, verb: str, error: ApiError) -> None:
+        """Log a failure of kopf's list or watch, wait, and raise ClientPayloadError."""
+        failures[namespace] += 1
+        delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures[namespace], 10)) * uniform(0.5, 1)
+        where = f" in {namespace}" if namespace else ""
+        if error.forbidden:
+            permissions.setdefault(namespace, Permission(DLJOB, namespace)).refused(verb, error)
+            refused(namespace)
+        else:
+            log.warning("the %s of dljobs%s failed (%s); retrying in %.1f s", verb, where, error, delay_s)
+        await asyncio.sleep(delay_s)
+        raise aiohttp.ClientPayloadError(str(error))
+
+    def works(namespace: str | None, verb: str) -> None:
+        failures.pop(namespace, None)
+        if permission := permissions.get(namespace):
+            permission.granted(verb)
 
     class BoundedResponse(aiohttp.ClientResponse):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             asked()
 
+        @property
+        def _namespace(self) -> str | None:
+            parts = self.url.path.split("/")
+            return parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
+
         async def start(self, connection: Any) -> "BoundedResponse":
-            if "watch" not in self.url.query:
+            watches = "watch" in self.url.query
+            async with asyncio.timeout(silence_s if watches else None):
                 await super().start(connection)
+            if DLJOB.plural not in self.url.path.split("/"):
+                return self  # a request of kopf's for something else
+            namespace, verb = self._namespace, "watch" if watches else "list"
+            if watches and self.status == 410:
+                self.status, self.content = 200, _Expired()  # type: ignore[assignment]
                 return self
-            async with asyncio.timeout(silence_s):
-                await super().start(connection)
+            if self.status >= 400 and self.status not in LEFT_TO_KOPF:
+                await fail(namespace, verb, ApiError(self.status, self.reason or "", f"GET {self.url.path}"))
             if self.status == 200:
-                self.content = _BoundedLines(self.content, active, received, silence_s)  # type: ignore[assignment]
+                works(namespace, verb)
+                if watches:
+                    ended = lambda error: fail(namespace, verb, error)  # noqa: E731
+                    self.content = _BoundedLines(self.content, active, received, ended, silence_s)  # type: ignore[assignment]
             return self
 
         async def json(self, **_: Any) -> Any:
@@ -63,8 +119,7 @@ def bounded_responses(
 
         def _note(self, page: dict[str, Any]) -> None:
             """Collect the uids of the objects on a page of a list. If it is the last page, pass them to ``listed``."""
-            parts = self.url.path.split("/")
-            namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
+            namespace = self._namespace
             if "continue" not in self.url.query:
                 uids[namespace] = []
             present = uids.setdefault(namespace, [])
@@ -78,13 +133,27 @@ def bounded_responses(
     return BoundedResponse
 
 
+class _Expired:
+    """The response body of a watch that the API server refuses as too old, in the form in which kopf expects this."""
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        yield b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}\n'
+
+
 class _BoundedLines:
     """The response body of a watch, in whole lines. ``bounded_event`` replaces objects that are too large."""
 
     def __init__(
-        self, content: aiohttp.StreamReader, active: Callable[[], None], received: Received, silence_s: float
+        self,
+        content: aiohttp.StreamReader,
+        active: Callable[[], None],
+        received: Received,
+        failed: Callable[[ApiError], Awaitable[None]],
+        silence_s: float,
     ) -> None:
+        """``failed``: called for an ERROR event. It raises an error, unless kopf handles the event itself."""
         self._content, self._active, self._received, self._silence_s = content, active, received, silence_s
+        self._failed = failed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -104,5 +173,11 @@ class _BoundedLines:
             self._active()
             safe = bounded_event(line)
             with suppress(ValueError):  # kopf says what is wrong with a line that is not JSON.
-                self._received(json.loads(safe)["object"])
+                event = json.loads(safe)
+                about = event["object"]
+                if event["type"] == "ERROR" and about.get("code") != 410:  # After 410, kopf lists the objects again.
+                    await self._failed(
+                        ApiError(about.get("code") or 500, about.get("reason") or "", about.get("message") or "")
+                    )
+                self._received(about)
             yield safe + b"\n"

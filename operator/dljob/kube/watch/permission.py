@@ -6,20 +6,25 @@ every few seconds, because nothing tells it that the permission is back.
 
 import logging
 
-from dljob.kube.kinds import LIMIT_RANGE, PRIORITY_CLASS, PROVISIONING_REQUEST, QUOTA, VOLUME, Kind
+from dljob.kube.kinds import DLJOB, LIMIT_RANGE, PRIORITY_CLASS, PROVISIONING_REQUEST, QUOTA, VOLUME, Kind
 from dljob.kube.rest import ApiError
 
 log = logging.getLogger("dljob.kube.watch")
 
 EFFECTS = {
+    DLJOB: "the jobs there are not managed, and an operator that watches no other namespace cannot start. "
+    "If the namespace no longer exists, remove it from the chart value watchNamespaces",
     VOLUME: "plans may use nodes that cannot mount the volumes of a job, so that its pods stay pending",
     PRIORITY_CLASS: "jobs wait in the queue by the priorities that were last read, or 0",
     QUOTA: "plans may exceed ResourceQuotas, so that the API server rejects pods",
     LIMIT_RANGE: "plans may break LimitRanges, so that the API server rejects pods",
     PROVISIONING_REQUEST: "jobs that asked an autoscaler for nodes do not see its answer",
 }
-"""Optional kind → what users notice while the operator may not read it."""
-REQUIRED = "an operator that starts stays unready, and one that runs decides by the objects that it last read"
+"""Kind → what users notice while the operator may not read it."""
+REQUIRED = (
+    "an operator that starts stays unready, unless it may not list the DLJobs there either, and one that runs decides "
+    "by the objects that it last read"
+)
 """What users notice while the operator may not read a kind that it cannot do without."""
 POLLED = "changes are noticed up to 15 s late, because the operator lists the objects again and again"
 """What users notice while the operator may list a kind, but not watch it."""

@@ -69,7 +69,7 @@ class Reflector:
         without an event or a bookmark after which the watch is opened again.
         """
         self._api, self._cache, self._changed, self._gone = api, cache, changed, gone
-        self.kind, self._namespace, self._selector, self._silence_s = kind, namespace, selector, silence_s
+        self.kind, self.namespace, self._selector, self._silence_s = kind, namespace, selector, silence_s
         self._permission = Permission(kind, namespace)
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache, or if these may not be read."""
@@ -87,7 +87,7 @@ class Reflector:
 
     @property
     def name(self) -> str:
-        return f"{self.kind.plural}{f' in {self._namespace}' if self._namespace else ''}"
+        return f"{self.kind.plural}{f' in {self.namespace}' if self.namespace else ''}"
 
     async def run(self) -> None:
         """List and watch the objects forever. Errors of the API server are logged and retried with back-off.
@@ -138,7 +138,7 @@ class Reflector:
         uids: list[str] = []
         token, missed = "", False
         while True:
-            page = await self._api.page(self.kind, self._namespace, self._selector, PAGE, token)
+            page = await self._api.page(self.kind, self.namespace, self._selector, PAGE, token)
             self._permission.granted("list")
             if first:
                 self.active_at = monotonic()
@@ -151,7 +151,7 @@ class Reflector:
                 break
             await asyncio.sleep(0)
         version = str(meta.get("resourceVersion") or "")
-        for job in self._cache.prune(self.kind, uids, version_number(version), self._namespace):
+        for job in self._cache.prune(self.kind, uids, version_number(version), self.namespace):
             missed = True
             self._gone(job)
         self._missed, self._listed_at = missed, monotonic()
@@ -162,7 +162,7 @@ class Reflector:
 
         Return the resourceVersion of the last change, from which the next watch continues.
         """
-        stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, self._silence_s)
+        stream = self._api.watch(self.kind, self.namespace, self._selector, version, WATCH_S, self._silence_s)
         async for line in stream:
             self._permission.granted("watch")
             self.active_at = self._heard_at = monotonic()

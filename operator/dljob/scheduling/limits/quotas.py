@@ -175,6 +175,16 @@ class Overdraft:
         return f"ResourceQuota {self.quota}: {self.resource}: found {used} used; the quota allows {hard}"
 
 
+def overdrawn(quotas: Iterable[Quota]) -> set[tuple[str, str, int]]:
+    """Return (quota, resource, limit) for each limit that is below what is used."""
+    return {
+        (quota.name, resource, limit)
+        for quota in quotas
+        for resource, limit in quota.hard.items()
+        if quota.left(resource) < 0
+    }
+
+
 def overdrafts(quotas: Iterable[Quota], charges: Iterable[Charge]) -> tuple[Overdraft, ...]:
     """Return the resources that objects use, and of which more is used than the quotas allow.
 

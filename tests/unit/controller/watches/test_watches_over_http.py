@@ -29,7 +29,7 @@ SILENCE_S = 0.3
 class World:
     """The watches of an operator, with real HTTP sessions."""
 
-    def __init__(self, server: HttpApiServer, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: HttpApiServer, session: aiohttp.ClientSession, namespaces: tuple[str, ...] = ()) -> None:
         self.server, self.cache, self.queued = server, Cache(), list[JobKey]()
 
         class Queue(WorkQueue[JobKey]):
@@ -43,17 +43,27 @@ class World:
             return aiohttp.ClientSession(response_class=responses)
 
         self.watches = Watches(
-            self.cache, Queue(), Api(session, server.url), (), opened, lambda: None, silence_s=SILENCE_S
+            self.cache, Queue(), Api(session, server.url), namespaces, opened, lambda: None, silence_s=SILENCE_S
         )
         self.kopf: asyncio.Task[None] | None = None
 
 
-def watching(body: Callable[[World], Coroutine[Any, Any, None]], *, kopf: bool = False) -> None:
-    """Run a test while the watches run. ``kopf``: with the watch of DLJobs."""
+def watching(
+    body: Callable[[World], Coroutine[Any, Any, None]],
+    *,
+    kopf: bool = False,
+    namespaces: tuple[str, ...] = (),
+    forbidden: tuple[str, ...] = (),
+) -> None:
+    """Run a test while the watches run. ``kopf``: with the watch of DLJobs. ``namespaces``: those to watch.
+
+    ``forbidden``: those in which nothing may be read at the start.
+    """
 
     async def main() -> None:
         async with HttpApiServer() as server, aiohttp.ClientSession() as session:
-            world, stop = World(server, session), asyncio.Event()
+            server.forbidden.update(forbidden)
+            world, stop = World(server, session, namespaces), asyncio.Event()
 
             async def end() -> None:
                 running[0].cancel()
