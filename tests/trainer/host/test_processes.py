@@ -95,6 +95,44 @@ def test_process_that_does_not_end_after_sigkill_is_reported_at_intervals() -> N
     asyncio.run(main())
 
 
+def test_sigterm_is_sent_once() -> None:
+    """Regression: a second one killed scripts that were exiting with code 0, so that their last checkpoint was lost."""
+
+    async def main() -> None:
+        code = "import signal; print(sum(signal.sigwait({15, 10}) == 15 for _ in range(2)), flush=True)"
+        blocked = (
+            f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {{15, 10}}); print('ready', flush=True); {code}"
+        )
+        started = subprocess.Popen(
+            [sys.executable, "-c", blocked], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert started.stdout is not None and started.stdout.readline() == "ready\n"
+            process = Process(started.pid, asyncio.get_running_loop().create_future())
+            process.terminate()
+            await asyncio.to_thread(_until_pending_is_taken, started.pid)
+            process.terminate()
+            process.send_alone(10)
+            assert started.stdout.readline() == "1\n"
+        finally:
+            process.kill()
+            started.communicate()
+
+    asyncio.run(main())
+
+
+def _until_pending_is_taken(pid: int) -> None:
+    """Wait until the process has taken SIGTERM, so that a second one would not be merged with it."""
+    deadline_s = time.monotonic() + 60
+    while any(
+        int(line.split()[1], 16) & 1 << 14
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith(("SigPnd", "ShdPnd"))
+    ):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("prefix", [(), ("sh", "-c", '"$@"; true', "sh")], ids=["", "in a shell"])
 def test_sigterm_leaves_a_script_the_processes_of_its_data_loader(prefix: tuple[str, ...]) -> None:
     async def main() -> None:

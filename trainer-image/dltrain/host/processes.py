@@ -63,6 +63,8 @@ class Process:
     ended: "asyncio.Future[Exit]" = field(repr=False)
     killed: bool = False
     """True if the process got SIGKILL from ``kill``."""
+    _is_asked: bool = False
+    """True if the process got SIGTERM from ``terminate``."""
 
     def send(self, number: int) -> None:
         """Send a signal to the process and its group. Do nothing if it has ended."""
@@ -80,9 +82,13 @@ class Process:
         """Send SIGTERM to the process and its group, but not to the processes of PyTorch's data loaders.
 
         A script that saves its state after the current step still needs them for this step. They end with the script.
+
+        Further calls do nothing. While Python ends after the first signal, its handlers are gone, so that a second one
+        would kill a script that is about to exit with code 0.
         """
-        if self.ended.done():
+        if self.ended.done() or self._is_asked:
             return
+        self._is_asked = True
         members = [(pid, name == LOADER_PROCESS) for pid, name, group in _processes() if group == self.pid]
         if not any(loads for _, loads in members):
             self.send(signal.SIGTERM)  # In one call, so that a process that starts now is not missed.
