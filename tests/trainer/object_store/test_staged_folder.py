@@ -147,16 +147,22 @@ def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: p
     assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("settled", [True, False])
-@pytest.mark.parametrize("deleted", ["ckpt/model.bin", "ckpt"])
-def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, deleted: str, settled: bool) -> None:
-    """Fixed bug: a script that deleted its checkpoint to replace it, and failed then, lost the checkpoint."""
+def with_deletion(make: Make, deleted: str) -> tuple[StagedFolder, dict[str, str]]:
+    """Return a folder whose path ``deleted`` was deleted after a commit, and the contents that the commit has."""
     folder = make()
     folder.restore(LATER)
     write(folder, config_json="{}", ckpt__model_bin="weights", ckpt__state_bin="state")
     folder.upload()
     before = read(folder)
     delete(folder, deleted)
+    return folder, before
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("deleted", ["ckpt/model.bin", "ckpt"])
+def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, deleted: str, settled: bool) -> None:
+    """Fixed bug: a script that deleted its checkpoint to replace it, and failed then, lost the checkpoint."""
+    folder, before = with_deletion(make, deleted)
     after = read(folder)
     make().restore(time.time() + (9 if settled else 0))
     expected = after if settled else before
@@ -171,12 +177,7 @@ def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, delete
 def test_stop_does_not_commit_a_deletion_right_before(
     make: Make, deleted: str, later_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make()
-    folder.restore(LATER)
-    write(folder, config_json="{}", ckpt__model_bin="weights", ckpt__state_bin="state")
-    folder.upload()
-    before = read(folder)
-    delete(folder, deleted)
+    folder, before = with_deletion(make, deleted)
     now_s = time.time() + later_s
     monkeypatch.setattr(watching.time, "time", lambda: now_s)
     watching.finish(watching.Alone(folder), exited=False)

@@ -11,7 +11,6 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from random import uniform
 from typing import Any
 
 import aiohttp
@@ -22,12 +21,12 @@ from dljob.kube.objects.bounds import bounded_event, bounded_list
 from dljob.kube.objects.trim import version_number
 from dljob.kube.rest import ApiError
 from dljob.kube.watch.permission import Permission
+from dljob.kube.watch.reflector import back_off_s
 
 log = logging.getLogger("dljob.kube.watch")
 
 LEFT_TO_KOPF = (401, 429)
 """HTTP status codes that kopf handles itself: it logs in again, or waits as long as the API server asks."""
-BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
 Received = Callable[[Mapping[str, Any]], None]
@@ -62,7 +61,7 @@ def bounded_responses(
     async def fail(namespace: str | None, verb: str, error: ApiError) -> None:
         """Log a failure of kopf's list or watch, wait, and raise ClientPayloadError."""
         failures[namespace] += 1
-        delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures[namespace], 10)) * uniform(0.5, 1)
+        delay_s = back_off_s(failures[namespace])
         where = f" in {namespace}" if namespace else ""
         if error.forbidden:
             permissions.setdefault(namespace, Permission(DLJOB, namespace)).refused(verb, error)

@@ -45,6 +45,12 @@ other code, they are listed again too.
 """
 BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 
+
+def back_off_s(failures: int) -> float:
+    """Return the seconds to wait after a number of failures in a row."""
+    return min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
+
+
 Changed = Callable[[Kind, Mapping[str, Any]], None]
 
 
@@ -118,7 +124,7 @@ class Reflector:
                 if error.code or not asked:  # Otherwise, only the watch has no answer, and lists may have one.
                     self.active_at = monotonic()
                 failures += 1
-                delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
+                delay_s = back_off_s(failures)
                 if error.forbidden:
                     self._permission.refused("watch" if asked else "list", error)
                 else:

@@ -8,7 +8,7 @@ from tests.unit.controller.watches.test_watches_over_http import World, named, u
 
 from dljob.controller.watches import PAGE, Watches
 from dljob.kube.kinds import DLJOB
-from dljob.kube.watch import bounded_response, reflector
+from dljob.kube.watch import reflector
 
 Json = dict[str, Any]
 
@@ -24,9 +24,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(Watches, "settings", staticmethod(settings))
-    for module in (bounded_response, reflector):
-        monkeypatch.setattr(module, "BACKOFF_FIRST_S", 0.01)
-        monkeypatch.setattr(module, "MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(reflector, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(reflector, "MAX_BACKOFF_S", 0.1)
 
 
 def in_team(namespace: str, name: str) -> Json:
