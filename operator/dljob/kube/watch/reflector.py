@@ -48,7 +48,7 @@ BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 
 def back_off_s(failures: int) -> float:
     """Return the seconds to wait after a number of failures in a row."""
-    return min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
+    return min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 10)) * uniform(0.5, 1)
 
 
 Changed = Callable[[Kind, Mapping[str, Any]], None]

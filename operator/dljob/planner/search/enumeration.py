@@ -43,6 +43,15 @@ def grid(most: int, fine: bool = True) -> list[int]:
     return sorted(counts)
 
 
+def charged_cpus(option: Option, request: Request) -> float:
+    """Return how many CPUs of a quota (``Request.cpus_max``) a pod takes.
+
+    A pod with at most one CPU can request less, and a pod on GPUs does not count.
+    """
+    requested = request.cpu_per_pod or np.inf  # Ranks may compute with more threads than requested CPUs.
+    return 0.0 if option.pool.is_gpu or option.cpus <= 1 else min(option.cpus, requested)
+
+
 class Search:
     """Search over candidate plans, stored as rows of an array.
 
@@ -60,8 +69,7 @@ class Search:
             for name, most in request.gpus_max.items()
         ]
         self._devices = np.array([o.ranks_per_node * (1 if o.pool.is_gpu else max(1.0, o.cores)) for o in options])
-        requested = request.cpu_per_pod or np.inf  # Ranks may compute with more threads than requested CPUs.
-        self._cpus = np.array([0.0 if o.pool.is_gpu or o.cpus <= 1 else min(o.cpus, requested) for o in options])
+        self._cpus = np.array([charged_cpus(o, request) for o in options])
         self._device = np.array(_numbered([o.label for o in options]))
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1

@@ -21,7 +21,7 @@ from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.search import objective
-from dljob.planner.search.enumeration import grid
+from dljob.planner.search.enumeration import charged_cpus, grid
 from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, node_counts, reducing
 from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
 
@@ -165,11 +165,10 @@ def equal_parts(
 
 
 def _allowed(request: Request, option: Option, nodes: int) -> bool:
-    """Return True if the nodes are within the quotas. Pods with at most one CPU can request less and do not count."""
+    """Return True if the nodes are within the quotas."""
     if option.pool.is_gpu:
         return request.allows_gpus(option.label, nodes * option.ranks_per_node)
-    cpus = 0.0 if option.cpus <= 1 else nodes * min(option.cpus, request.cpu_per_pod or inf)
-    return request.cpus_max is None or cpus <= request.cpus_max
+    return request.cpus_max is None or nodes * charged_cpus(option, request) <= request.cpus_max
 
 
 def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
