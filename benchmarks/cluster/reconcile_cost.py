@@ -74,7 +74,7 @@ def metered(cluster: FakeCluster, operator: Operator, meter: Meter) -> None:
     def wrapped(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         return lambda *args, **options: meter.leave_out(method(*args, **options))
 
-    for name in ("get", "labels", "find", "create", "apply", "merge", "delete"):
+    for name in ("get", "metadata_of", "find", "create", "apply", "merge", "delete"):
         setattr(cluster.api, name, wrapped(getattr(cluster.api, name)))
     operator.planning._planner = wrapped(operator.planning._planner)  # type: ignore[assignment]
 

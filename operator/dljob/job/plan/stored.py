@@ -302,6 +302,7 @@ class StoredPlan(BaseModel):
 
         Plans are immutable. The result for the same short texts may therefore be the same object.
         """
+        data = dict(data.items())  # once, because the cache has packed them
         if (problem := data.get(PROBLEM_KEY)) is not None:
             raise ValueError(problem)
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]

@@ -11,6 +11,7 @@ from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import PROBLEM_KEY
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, Kind
 from dljob.kube.objects.bounds import number_of_values
+from dljob.kube.objects.compact import CompactTexts
 from dljob.kube.objects.trim import MapSeen
 
 MAX_NAMESPACE_NBYTES = 64 * 2**20
@@ -58,7 +59,7 @@ class StoredTexts:
             + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
         )
         if self._fits(MapSeen, key, nbytes):
-            return seen
+            return seen if seen.plan is None else replace(seen, plan=CompactTexts(seen.plan))
         plan = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
         report_problem = seen.report_problem if seen.report is None else f"report: {_PROBLEM}"
         unread = seen.suggestion_problem if seen.suggestion is None else f"suggestion: {_PROBLEM}"

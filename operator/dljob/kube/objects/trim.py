@@ -34,7 +34,7 @@ from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.job.task.suggestion import SUGGESTION_KEY
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kube.objects.compact import compact, shared
+from dljob.kube.objects.compact import CompactStatus, compact, shared
 from dljob.kube.objects.pods import looks
 from dljob.kube.objects.pods.evictions import eviction, memory_killed_at
 from dljob.kube.objects.pods.rejections import created, rejection
@@ -148,7 +148,7 @@ def job(body: Body) -> JobSeen:
         generation=meta.get("generation", 1),
         created=time(meta["creationTimestamp"]),
         spec={} if problem else compact(spec),
-        status=compact(body.get("status") or {}),
+        status=CompactStatus(body.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
         spec_problem=problem,
