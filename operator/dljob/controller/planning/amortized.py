@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Generic, TypeVar
+from weakref import ReferenceType, ref
 
 from dljob.job.observed import JobSeen
 
@@ -40,16 +41,19 @@ class Amortized(Generic[T]):
 
 
 class OfEachJob(Generic[T]):
-    """A value of each job that depends only on its spec and status. It is computed again after each change of these."""
+    """A value of each job that depends only on its spec and status. It is computed again after each change of these.
+
+    It does not keep earlier versions of the jobs in memory.
+    """
 
     def __init__(self, make: Callable[[JobSeen], T]) -> None:
         self._make = make
-        self._known: dict[tuple[str, str], tuple[JobSeen, T]] = {}
+        self._known: dict[tuple[str, str], tuple[ReferenceType[JobSeen], T]] = {}
 
     def of(self, job: JobSeen) -> T:
         known = self._known.get(job.key)
-        if known is None or known[0] is not job:
-            known = self._known[job.key] = job, self._make(job)
+        if known is None or known[0]() is not job:
+            known = self._known[job.key] = ref(job), self._make(job)
         return known[1]
 
     def forget_others(self, keys: Iterable[tuple[str, str]]) -> None:

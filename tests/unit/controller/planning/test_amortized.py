@@ -1,7 +1,9 @@
 """Tests of values over all jobs that are computed again only if that takes little of the time."""
 
 import asyncio
+import gc
 from unittest.mock import AsyncMock
+from weakref import ref
 
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.amortized import FACTOR, YIELD_EVERY, Amortized, OfEachJob, in_turns
@@ -64,6 +66,17 @@ def test_value_of_a_job_is_made_once_for_each_change_of_it() -> None:
     values.forget_others([("team-a", "unknown")])
     values.of(first)
     assert len(made) == 4
+
+
+def test_values_of_jobs_keep_no_earlier_version_of_a_job_in_memory() -> None:
+    values = OfEachJob(lambda job: job.name)
+    job = seen(DIGITS).job
+    earlier = ref(job)
+    values.of(job)
+    del job
+    gc.collect()
+    assert earlier() is None
+    assert values.of(seen(DIGITS).job), "and a job that is gone is not an error"
 
 
 def test_loop_over_all_jobs_lets_other_tasks_run() -> None:
