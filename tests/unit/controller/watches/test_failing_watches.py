@@ -106,3 +106,37 @@ def test_errors_of_the_server_end_nothing(what: str) -> None:
         assert watched.kopf is not None and not watched.kopf.done() and len(watchers) == 1
 
     watching(body, kopf=True)
+
+
+def test_silent_watch_of_one_namespace_fails_the_probe_while_another_is_active() -> None:
+    """Regression: one time counted for all namespaces, so that the bookmarks of one hid the silence of another."""
+
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
+        for namespace in ("team-a", "team-b"):
+            server.put(DLJOB, in_team(namespace, "first"))
+        await until(lambda: len(known(watched)) == 2 and server.watched(DLJOB))
+        server.silent.add("team-b/dljobs")
+        server.put(DLJOB, in_team("team-b", "second"))
+        await until(lambda: str(watched.watches.dead()).startswith("the watch of dljobs in team-b "))
+        server.silent.clear()
+        await until(lambda: watched.watches.dead() is None and ("team-b", "second") in known(watched))
+
+    watching(body, kopf=True, namespaces=("team-a", "team-b"))
+
+
+def test_jobs_are_not_listed_without_a_pause_if_each_watch_expires(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: kopf listed all jobs again ten times a second."""
+
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
+        server.put(DLJOB, in_team("team-a", "first"))
+        await until(lambda: known(watched) and server.watched(DLJOB))
+        server.expired += [DLJOB.plural] * 4
+        server.end_watches(DLJOB)
+        await until(lambda: not server.expired and server.watched(DLJOB))
+        server.put(DLJOB, in_team("team-a", "later"))
+        await until(lambda: ("team-a", "later") in known(watched))
+
+    watching(body, kopf=True)
+    assert sum("the watch of dljobs expires at its beginning" in each.getMessage() for each in caplog.records) == 3
