@@ -187,7 +187,7 @@ class Operator:
                 version = await api.version()
                 for kind in (DLJOB, PROFILE):
                     self._waits_for = f"the CustomResourceDefinition of {kind.kind}"
-                    await api.find(kind, None, limit="1")
+                    await api.page(kind, None, "", 1, "")
             except ApiError as error:
                 # An operator that is limited to some namespaces must not list a kind in all namespaces. The code 403
                 # still shows that the kind exists.

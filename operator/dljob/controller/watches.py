@@ -40,7 +40,7 @@ from dljob.kube.kinds import (
     Kind,
 )
 from dljob.kube.objects.trim import older, version_number
-from dljob.kube.watch import Reflector, bounded_responses
+from dljob.kube.watch import Reflector, WatchActivity, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 from dljob.scheduling.limits.quotas import overdrawn
 
@@ -112,11 +112,12 @@ class Watches:
         self._capacity_changed = capacity_changed
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
         self._silence_s, self._events = silence_s, UnprocessedEvents(namespaces)
+        self._activity = WatchActivity(namespaces, silence_s)
         self._rereader = Rereader(cache, api, self._put, self._changed)
         self.session = session(
             bounded_responses(
-                self._jobs_asked,
-                self._jobs_active,
+                self._activity.asked,
+                self._activity.active,
                 self._jobs_listed,
                 self._jobs_received,
                 self._jobs_refused,
@@ -127,13 +128,6 @@ class Watches:
         self._settling: asyncio.TimerHandle | None = None
         self._unsettled: set[Kind] = set()
         """Kinds whose changes may affect other jobs, and have not been handled yet."""
-        self._jobs_active_at = monotonic()
-        """Time (``monotonic``) at which the watch of DLJobs last was active, or was found to have missed nothing."""
-        self._jobs_asked_at = monotonic()
-        """Time (``monotonic``) at which kopf last sent a request for DLJobs.
-
-        While no event arrives, kopf's watcher sends one every ``silence_s`` seconds. An old time means that it ended.
-        """
         self._overdrawn: dict[str, set[tuple[str, str, int]]] = {}
         """Namespace → (quota, resource, limit) of the limits that were lowered below what is used."""
         self._unreadable: set[str] = set()
@@ -192,32 +186,23 @@ class Watches:
         """
         now = monotonic()
         silent_s = {reflector.name: now - reflector.active_at for reflector in (*self._reflectors, *others)}
-        silent_s[DLJOB.plural] = now - self._jobs_active_at
+        silent_s |= self._activity.silent_s()
         name = max(silent_s, key=lambda each: silent_s[each])
         if silent_s[name] <= DEAD_SILENCES * self._silence_s:
             return None
         return f"the watch of {name} has been silent for {silent_s[name]:.0f} s"
 
     async def _check_jobs(self) -> None:
-        """Mark the watch of DLJobs as active while it works, so that ``dead`` reports it only if it does not.
+        """Check again and again that the watches of DLJobs work, so that ``dead`` reports those that do not.
 
-        Run forever. A watch without events works if a new list of DLJobs has nothing that the cache lacks and kopf has
-        sent a request for DLJobs within 2 x ``silence_s`` seconds, or if the API server does not answer. Each round
-        also reads the jobs whose events kopf has received and not processed (``_process_overdue``), and the objects for
-        which the cache has room again.
+        Run forever. Each round also reads the jobs whose events kopf has received and not processed
+        (``_process_overdue``), and the objects for which the cache has room again.
         """
         while True:
             await asyncio.sleep(self._silence_s / 3)
             await self._process_overdue()
             await self._rereader.round()
-            if monotonic() - self._jobs_active_at < self._silence_s:
-                continue
-            try:
-                works = not await self._misses_jobs() and monotonic() - self._jobs_asked_at < 2 * self._silence_s
-            except ApiError:
-                works = True
-            if works:
-                self._jobs_active()
+            await self._activity.check(self._misses_jobs)
 
     async def _process_overdue(self) -> None:
         """Read the jobs again whose events kopf has received and not processed for ``silence_s`` seconds.
@@ -244,19 +229,18 @@ class Watches:
             except Exception:
                 log.exception("a job cannot be parsed and is ignored", extra=log_fields(key, self._cache.job(key)))
 
-    async def _misses_jobs(self) -> bool:
-        """Return True if the API server has a DLJob that the cache lacks, or a newer version than the cache has.
+    async def _misses_jobs(self, namespace: str | None) -> bool:
+        """Return True if a namespace (None: any) has a DLJob that the cache lacks, or a newer version than the cache.
 
         DLJobs that could not be put into the cache do not count. Raise ApiError if the API server does not answer.
         """
-        for namespace in self._namespaces or (None,):
-            for meta in (await self._api.metadata(DLJOB, namespace, ""))[0]:
-                known = self._cache.found(DLJOB, meta["namespace"], meta["name"])
-                if known is None or known.uid != meta["uid"]:
-                    if meta["uid"] not in self._unreadable:
-                        return True
-                elif older(known.version, version_number(meta["resourceVersion"])):
+        for meta in (await self._api.metadata(DLJOB, namespace, ""))[0]:
+            known = self._cache.found(DLJOB, meta["namespace"], meta["name"])
+            if known is None or known.uid != meta["uid"]:
+                if meta["uid"] not in self._unreadable:
                     return True
+            elif older(known.version, version_number(meta["resourceVersion"])):
+                return True
         return False
 
     @staticmethod
@@ -306,14 +290,8 @@ class Watches:
         """Return the HTTP session for kopf's watches."""
         return kopf.AiohttpSession(server=self._api.server, aiohttp_session=self.session)
 
-    def _jobs_asked(self) -> None:
-        self._jobs_asked_at = monotonic()
-
-    def _jobs_active(self) -> None:
-        self._jobs_active_at = monotonic()
-
     def _jobs_refused(self, namespace: str | None) -> None:
-        self._jobs_active()  # The watch is silent for a known reason.
+        self._activity.active(namespace)  # The watch is silent for a known reason.
         self._events.refused(namespace)
 
     def _jobs_received(self, body: Mapping[str, Any]) -> None:

@@ -4,14 +4,14 @@ The package sends REST requests with aiohttp and uses neither threads nor a gene
 most of the memory of an idle operator would belong to that client.
 """
 
-from dljob.kube.answers import Written
+from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.client import Kube
 from dljob.kube.node_faults import NodeFaults
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.view import cluster_view
 from dljob.kube.ownership import rejected_object
 from dljob.kube.plan_key import PlanKeySecret
-from dljob.kube.rest import Api, ApiError, RejectedError
+from dljob.kube.rest import Api
 from dljob.kube.warning_events import WarningEvents
 
 __all__ = [

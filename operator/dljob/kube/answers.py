@@ -1,6 +1,7 @@
 """Read and decode the answers of the API server, without more memory than the operator can spare for one of them."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -26,6 +27,61 @@ class Written(Enum):
     ALONE = "it is stored"
     AND_CHANGED = "it is stored, and something else of the job has changed meanwhile"
     """The cache has this change, and the watch event about it says nothing new."""
+
+
+class ApiError(Exception):
+    """The API server answered with an error, or did not answer (``code`` 0)."""
+
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code, self.reason, self.message = code, reason, message
+        self.causes = causes
+        """The problems of an invalid object, each as ``field: message``. Empty if the server names none."""
+
+    @property
+    def not_found(self) -> bool:
+        return self.code == 404
+
+    @property
+    def forbidden(self) -> bool:
+        return self.code == 403
+
+    @property
+    def conflict(self) -> bool:
+        return self.code == 409
+
+    @property
+    def rejected(self) -> bool:
+        """Return True if the API server refused the request for a reason that a retry alone does not change.
+
+        Such reasons are an invalid object, and a quota or policy that forbids it.
+        """
+        return self.code in (400, 403, 404, 405, 413, 415, 422)
+
+
+class RejectedError(Exception):
+    """The API server rejected an object of a job for a reason that a repetition does not change."""
+
+    def __init__(self, kind: str, name: str, message: str) -> None:
+        super().__init__(f"{kind} {name}: {message}")
+        self.kind, self.name, self.message = kind, name, message
+
+
+def without_answer(error: Exception, request: str, limit_s: float) -> ApiError:
+    """Return the ApiError for a request without an answer, such as ``GET /version``, because of ``error``.
+
+    The TimeoutError of a request that takes longer than ``limit_s`` seconds has no text.
+    """
+    name = type(error).__name__
+    text = str(error) or (f"no whole answer within {limit_s:g} s" if isinstance(error, TimeoutError) else name)
+    return ApiError(0, name, f"{request}: {text}")
+
+
+@dataclass
+class Allowance:
+    """Number of bytes that further answers to one caller may have. Each answer reduces it."""
+
+    nbytes: float
 
 
 async def bounded_text(response: aiohttp.ClientResponse, max_nbytes: float) -> bytes | None:

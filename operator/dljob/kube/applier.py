@@ -20,11 +20,12 @@ from dljob.api import Phase
 from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
 from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
+from dljob.kube.answers import ApiError, RejectedError
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
 from dljob.kube.ownership import name_taken
-from dljob.kube.rest import Api, ApiError, Body, RejectedError
+from dljob.kube.rest import Api, Body
 from dljob.render import Names
 from dljob.render.config import Manifest
 

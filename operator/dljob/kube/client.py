@@ -19,14 +19,14 @@ from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
 from dljob.job.observed_structure import with_memory, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
-from dljob.kube.answers import Written
+from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.applier import Applier, within
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret
-from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
+from dljob.kube.rest import FIELD_OWNER, Api, Body
 from dljob.reconcile import RunMeasurements, RunMemory, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest

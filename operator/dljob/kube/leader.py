@@ -14,9 +14,9 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from dljob.kube.answers import TOO_LARGE
+from dljob.kube.answers import TOO_LARGE, ApiError
 from dljob.kube.kinds import LEASE
-from dljob.kube.rest import Api, ApiError
+from dljob.kube.rest import Api
 
 log = logging.getLogger("dljob.kube.leader")
 

@@ -14,9 +14,10 @@ from time import monotonic
 
 from dljob.faults import Fault, FaultPolicy, Ledger, LeftOut, active, expired, forgiven, left_out_nodes, recorded
 from dljob.faults.stored import data, parse
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.objects.cache import Cache
-from dljob.kube.rest import Api, ApiError, Body
+from dljob.kube.rest import Api, Body
 
 log = logging.getLogger("dljob")
 

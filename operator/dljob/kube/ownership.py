@@ -5,9 +5,9 @@ from typing import Any
 
 from dljob.job.observed import JobSeen, Rejected
 from dljob.job.waiting import earlier_job_text
+from dljob.kube.answers import RejectedError
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.trim import controller_of, owning_job
-from dljob.kube.rest import RejectedError
 
 
 class NameTakenError(RejectedError):

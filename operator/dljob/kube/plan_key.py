@@ -11,9 +11,10 @@ import logging
 import secrets
 
 from dljob.job.plan.authentic import KEY_NBYTES, PlanKey
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import SECRET
 from dljob.kube.objects.stored_plans import StoredPlans
-from dljob.kube.rest import Api, ApiError, Body
+from dljob.kube.rest import Api, Body
 
 log = logging.getLogger("dljob")
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import aiohttp
 
-from dljob.kube.answers import MAX_ANSWER_NBYTES, TOO_LARGE, bounded_text, causes, decoded, lines
+from dljob.kube.answers import (
+    MAX_ANSWER_NBYTES,
+    TOO_LARGE,
+    Allowance,
+    ApiError,
+    bounded_text,
+    causes,
+    decoded,
+    lines,
+    without_answer,
+)
 from dljob.kube.kinds import DLJOB, Kind
 from dljob.kube.objects.trim import version_number
 
@@ -26,49 +36,15 @@ The API server asks for at most 32 s (``flowcontrol/dropped_requests_tracker.go`
 a worker of the operator would do nothing else.
 """
 METADATA_PAGE = 500
+FIND_PAGE = 500
+"""Number of objects on one page of ``Api.find``, as of kubectl. The time limit is that of a page."""
+MAX_LISTS = 4
+"""How often ``Api.find`` begins a list, if the API server no longer has the version of the list that was begun."""
 _RETRIED = {429, 500, 502, 503, 504}
 
 Body = dict[str, Any]
 Requested = Callable[[str, str, int, float], None]
 """Callback after each request. Arguments: verb, resource, HTTP status code (0: no answer), duration in seconds."""
-
-
-class ApiError(Exception):
-    """The API server answered with an error, or did not answer (``code`` 0)."""
-
-    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{code} {reason}: {message}")
-        self.code, self.reason, self.message = code, reason, message
-        self.causes = causes
-        """The problems of an invalid object, each as ``field: message``. Empty if the server names none."""
-
-    @property
-    def not_found(self) -> bool:
-        return self.code == 404
-
-    @property
-    def forbidden(self) -> bool:
-        return self.code == 403
-
-    @property
-    def conflict(self) -> bool:
-        return self.code == 409
-
-    @property
-    def rejected(self) -> bool:
-        """Return True if the API server refused the request for a reason that a retry alone does not change.
-
-        Such reasons are an invalid object, and a quota or policy that forbids it.
-        """
-        return self.code in (400, 403, 404, 405, 413, 415, 422)
-
-
-class RejectedError(Exception):
-    """The API server rejected an object of a job for a reason that a repetition does not change."""
-
-    def __init__(self, kind: str, name: str, message: str) -> None:
-        super().__init__(f"{kind} {name}: {message}")
-        self.kind, self.name, self.message = kind, name, message
 
 
 class Api:
@@ -109,11 +85,25 @@ class Api:
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
         """Return all objects of a kind, without their fields ``kind`` and ``apiVersion``. ``namespace`` None: all.
 
-        ``params``: URL parameters of the list, such as ``labelSelector`` or ``fieldSelector``.
+        ``params``: URL parameters of the list, such as ``labelSelector`` or ``fieldSelector``. If the API server no
+        longer has the version of the list for its next page (code 410), begin again, ``MAX_LISTS`` times in all. Raise
+        ApiError with the code ``TOO_LARGE`` if the pages together have more bytes than an answer may have.
         """
-        found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
-        items: list[Body] = found.get("items") or []
-        return items
+        begun = 1
+        while True:
+            items, token, allowance = list[Body](), "", Allowance(self._max_nbytes)
+            try:
+                while True:
+                    query = {**params, "limit": str(FIND_PAGE)} | ({"continue": token} if token else {})
+                    found = await self._call("list", "GET", kind, kind.path(namespace), params=query, allowed=allowance)
+                    items += found.get("items") or []
+                    token = (found.get("metadata") or {}).get("continue") or ""
+                    if not token:
+                        return items
+            except ApiError as error:
+                if error.code != 410 or not token or begun == MAX_LISTS:
+                    raise
+                begun += 1
 
     async def page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str) -> Body:
         """Return one page of a list of a kind, as the API server sends it, with at most ``limit`` objects.
@@ -178,7 +168,7 @@ class Api:
         except (aiohttp.ClientError, TimeoutError) as error:
             if not opened:
                 self._requested("watch", kind.plural, 0, monotonic() - began)
-                raise ApiError(0, type(error).__name__, f"GET {path}: {error}") from error
+                raise without_answer(error, f"GET {path}", CALL_LIMIT_S) from error
 
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
         """Return the uids of all objects that the label selector matches, and the resourceVersion of this list.
@@ -316,8 +306,9 @@ class Api:
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
         content: str = "application/json",
+        allowed: Allowance | None = None,
     ) -> Body:
-        return await self._attempted(verb, method, kind.plural, path, body, params or {}, content)
+        return await self._attempted(verb, method, kind.plural, path, body, params or {}, content, allowed=allowed)
 
     async def _attempted(
         self,
@@ -329,11 +320,13 @@ class Api:
         params: Mapping[str, str],
         content: str,
         accept: str = "application/json",
+        allowed: Allowance | None = None,
     ) -> Body:
         """Send a request, repeat it after temporary errors, and return the decoded answer.
 
         ``method``: HTTP method. ``verb`` and ``resource``: those of the request in the metrics. ``content`` and
-        ``accept``: HTTP headers Content-Type and Accept.
+        ``accept``: HTTP headers Content-Type and Accept. ``allowed``: the number of bytes that the answer may have,
+        which is reduced by its size; None: that of one answer.
 
         Raise ApiError if the last of ``ATTEMPTS`` attempts fails. Raise it without further attempts if the error is not
         temporary, such as a conflict (code 409), or if ``may_write`` forbids the write.
@@ -345,10 +338,10 @@ class Api:
             began = monotonic()
             wait_s = RETRY_FIRST_S * 2 ** (attempt - 1)
             try:
-                code, answer, retry_after_s = await self._once(method, path, body, params, content, accept)
+                code, answer, retry_after_s = await self._once(method, path, body, params, content, accept, allowed)
             except (aiohttp.ClientError, TimeoutError) as error:
                 self._requested(verb, resource, 0, monotonic() - began)
-                failure = ApiError(0, type(error).__name__, f"{method} {path}: {error}")
+                failure = without_answer(error, f"{method} {path}", CALL_LIMIT_S)
             else:
                 self._requested(verb, resource, code, monotonic() - began)
                 if code < 300:
@@ -372,6 +365,7 @@ class Api:
         params: Mapping[str, str],
         content: str,
         accept: str,
+        allowed: Allowance | None,
     ) -> tuple[int, Body, float]:
         async with self.session.request(
             method,
@@ -381,10 +375,12 @@ class Api:
             headers={"Content-Type": content, "Accept": accept},
             timeout=aiohttp.ClientTimeout(total=CALL_LIMIT_S),
         ) as response:
-            text = await bounded_text(response, inf if params.get("limit") == "1" else self._max_nbytes)
+            allowed = allowed or Allowance(inf if params.get("limit") == "1" else self._max_nbytes)
+            text = await bounded_text(response, allowed.nbytes)
             if text is None:
                 message = f"{method} {path}: found an answer of more than {self._max_nbytes:.0f} bytes; expected less"
                 return TOO_LARGE, {"reason": "AnswerTooLarge", "message": message}, 0.0
+            allowed.nbytes -= len(text)
             retry_after = response.headers.get("Retry-After", "")
             answer = decoded(text, about_jobs=DLJOB.plural in path)
             return response.status, answer, float(retry_after) if retry_after.isdigit() else 0.0

@@ -15,6 +15,8 @@ from dljob.sdk.errors import JobDeletedError, JobFailedError, JobNotFoundError
 
 Body = Mapping[str, Any]
 WATCH_S, SILENCE_S = 300, 90.0
+LAST_LOOK_S = 10
+"""Maximum number of seconds in which ``changes`` asks for the last state of a job that no longer exists."""
 PAUSE_S = 1.0
 """Seconds between two watches. Without permission to watch, the job is read in this interval."""
 MAX_LINES = 20
@@ -60,15 +62,17 @@ async def read(api: Any, namespace: str, name: str, uid: str) -> Body:
 async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterator[Body]:
     """Yield the job now and after each change, by a watch. Raise JobDeletedError when it no longer exists.
 
-    After the first answer, temporary errors of the API server are only raised if they last longer than ``PATIENCE_S``.
+    The last state of a deleted job is yielded too, if the API server still has it: the operator may delete a job as
+    soon as it is complete. After the first answer, temporary errors of the API server are only raised if they last
+    longer than ``PATIENCE_S``.
     """
     from dljob.kube import ApiError
-    from dljob.kube.kinds import DLJOB
-    from dljob.kube.objects.bounds import MAX_OBJECT_NBYTES, bounded_event
     from dljob.kube.watch.reflector import TEMPORARY
 
-    seen, answered_s = "", 0.0
+    seen: Body = {}
+    version, answered_s = "", 0.0
     while True:
+        deleted: JobDeletedError | None = None
         try:
             body = await read(api, namespace, name, uid)
         except ApiError as error:
@@ -76,28 +80,56 @@ async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterato
                 raise
             await asyncio.sleep(PAUSE_S)
             continue
-        answered_s = monotonic()
-        version = body["metadata"]["resourceVersion"]
-        if version != seen:
-            yield body
-        seen = version
+        except JobDeletedError as error:
+            if not seen:
+                raise
+            deleted = error
+        else:
+            answered_s, version = monotonic(), body["metadata"]["resourceVersion"]
+            if not seen or version != seen["metadata"]["resourceVersion"]:
+                yield body
+            seen = body
         try:
-            async for line in api.watch(DLJOB, namespace, "", version, WATCH_S, SILENCE_S, name=name):
-                event = json.loads(bounded_event(line, MAX_OBJECT_NBYTES))
-                if event["type"] == "ERROR":
-                    break
-                meta = event["object"]["metadata"]
-                if event["type"] == "BOOKMARK" or meta["name"] != name:
+            async for kind, found in _events(
+                api, namespace, name, version, WATCH_S if deleted is None else LAST_LOOK_S
+            ):
+                meta = found["metadata"]
+                version = meta.get("resourceVersion") or version
+                if kind == "BOOKMARK" or meta["name"] != name:
                     continue
-                if event["type"] == "DELETED" or meta["uid"] != uid:
-                    raise _deleted(namespace, name)
-                seen = meta["resourceVersion"]
-                yield event["object"]
+                is_end = kind == "DELETED" or meta["uid"] != uid
+                if meta["uid"] == uid and not (is_end and _is_same(found, seen)):
+                    yield found
+                if is_end:
+                    raise deleted or _deleted(namespace, name)
+                seen = found
             answered_s = monotonic()
         except ApiError as error:
-            if not (error.forbidden or error.code == 410 or error.code in TEMPORARY):
+            if deleted is None and not (error.forbidden or error.code == 410 or error.code in TEMPORARY):
                 raise
+        if deleted is not None:
+            raise deleted
         await asyncio.sleep(PAUSE_S)
+
+
+async def _events(api: Any, namespace: str, name: str, version: str, seconds: int) -> AsyncIterator[tuple[str, Body]]:
+    """Yield the type and the object of the events of a job after the resourceVersion ``version``, until an ERROR.
+
+    The events also end after ``seconds``, or if the connection breaks.
+    """
+    from dljob.kube.kinds import DLJOB
+    from dljob.kube.objects.bounds import MAX_OBJECT_NBYTES, bounded_event
+
+    async for line in api.watch(DLJOB, namespace, "", version, seconds, min(seconds, SILENCE_S), name=name):
+        event = json.loads(bounded_event(line, MAX_OBJECT_NBYTES))
+        if event["type"] == "ERROR":
+            return
+        yield event["type"], event["object"]
+
+
+def _is_same(body: Body, other: Body) -> bool:
+    """Return True if two versions of a job have the same spec and status. A deletion changes only the metadata."""
+    return all(body.get(field) == other.get(field) for field in ("spec", "status"))
 
 
 async def records(api: Any, namespace: str, name: str, uid: str) -> Body:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dljob.kube import Cache
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import (
     APPLIED,
     CLAIM,
@@ -25,7 +26,6 @@ from dljob.kube.kinds import (
     VOLUME,
     Kind,
 )  # fmt: skip
-from dljob.kube.rest import ApiError
 from support.builders import NOW
 
 Json = dict[str, Any]

@@ -28,7 +28,7 @@ class HttpApiServer:
 
     objects: dict[Key, Json] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
-    """Resources whose watches are opened, and then send nothing."""
+    """Resources whose watches are opened, and then send nothing; ``team-a/pods``: only those of the namespace."""
     forbidden: set[str] = field(default_factory=set)
     """Namespaces in which nothing may be read."""
     expired: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class HttpApiServer:
     def expire(self, kind: Kind) -> None:
         """End all watches of a kind with the code 410: the API server no longer has the changes since they began."""
         for queue in self._watches[kind.plural]:
-            queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+            queue.put_nowait(_error_event(410, "Expired"))
         self.end_watches(kind)
 
     def end_watches(self, kind: Kind) -> None:
@@ -94,7 +94,7 @@ class HttpApiServer:
     def fail_watches(self, kind: Kind) -> None:
         """Send an error to all watches of a kind, as an API server does while etcd has no leader."""
         for queue in self._watches[kind.plural]:
-            queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError"}})
+            queue.put_nowait(_error_event(500, "InternalError"))
 
     def watched(self, kind: Kind) -> bool:
         """Return True if a watch of the kind is open."""
@@ -120,7 +120,7 @@ class HttpApiServer:
             self.expired.remove(parts[0])
             return _error(410)
         if "watch" in request.query:
-            return await self._watch(request, parts[0])
+            return await self._watch(request, parts[0], namespace)
         if parts[0] == POD.plural and parts[-1] == "log":
             return await self.logs.answer(request, parts[1])
         if request.method == "GET" and len(parts) == 1:
@@ -207,7 +207,7 @@ class HttpApiServer:
         self._tell(resource, what, found)
         return found
 
-    async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, resource: str, namespace: str) -> web.StreamResponse:
         if resource in self.unanswered:
             await asyncio.Event().wait()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -218,7 +218,7 @@ class HttpApiServer:
             if version > since:
                 queue.put_nowait(change)
         self._watches[resource].add(queue)
-        bookmark = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {}}}
+        bookmark: Json = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {}}}
         try:
             while True:
                 event = bookmark
@@ -230,7 +230,9 @@ class HttpApiServer:
                     bookmark["object"] = {"kind": "x", "metadata": {"resourceVersion": str(self.version)}}
                 if event is _END:
                     return response
-                if resource not in self.silent:
+                if namespace and event["object"]["metadata"].get("namespace", namespace) != namespace:
+                    continue
+                if not self.silent & {resource, f"{namespace}/{resource}"}:
                     await response.write(json.dumps(event).encode() + b"\n")
         finally:
             self._watches[resource].discard(queue)
@@ -262,6 +264,10 @@ def _merged(body: Json, patch: Json) -> Json:
     """Return ``body`` after a JSON merge patch without deletions."""
     both = {key for key in patch if isinstance(body.get(key), dict) and isinstance(patch[key], dict)}
     return {**body, **patch, **{key: _merged(body[key], patch[key]) for key in both}}
+
+
+def _error_event(code: int, reason: str) -> Json:
+    return {"type": "ERROR", "object": {"kind": "Status", "metadata": {}, "code": code, "reason": reason}}
 
 
 def _error(code: int) -> web.Response:

@@ -8,8 +8,8 @@ import pytest
 from dlcontract import FAILURES_KEY, PLAN_KEY
 from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.kube import JobKey
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, STATEFUL_SET
-from dljob.kube.rest import ApiError
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 

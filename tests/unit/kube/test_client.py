@@ -10,8 +10,8 @@ from dlcontract.report import RankMeasure
 from dljob.job.identity import profile_name
 from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Cache, Kube
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET, Kind
-from dljob.kube.rest import ApiError
 from dljob.reconcile import RunMeasurements
 from support.builders import NOW, T4
 from support.servers.fake_api import FakeApi

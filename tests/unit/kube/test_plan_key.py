@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dljob.kube import PlanKeySecret, plan_key
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import SECRET
 from dljob.kube.objects.stored_plans import StoredPlans
-from dljob.kube.rest import ApiError
 from support.builders import job
 from support.servers.fake_api import FakeApi
 

@@ -1,6 +1,7 @@
 """Tests of the reflector: objects that the decoder cannot read concern themselves alone, in lists and in watches."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -244,3 +245,34 @@ def test_watch_that_is_opened_again_is_not_dead(monkeypatch: pytest.MonkeyPatch)
         return clock_s[0] - observer.active_at
 
     assert asyncio.run(body()) <= SILENCE_S
+
+
+@pytest.mark.parametrize("active", [False, True], ids=["at once", "after an event"])
+def test_objects_are_listed_after_a_pause_if_watches_expire_again_and_again(active: bool) -> None:
+    """Regression: the operator listed all objects of a kind again and again, without a pause."""
+
+    class ExpiringApi(Api):
+        async def page(self, *_: Any) -> Json:
+            listed_at.append(now_s())
+            await asyncio.sleep(0.01)
+            return {"metadata": {"resourceVersion": "9"}, "items": []}
+
+        async def watch(self, *_: Any) -> AsyncIterator[bytes]:
+            if active:
+                await asyncio.sleep(1)
+                yield b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}'
+            raise ApiError(410, "Expired", "too old resource version")
+
+    async def body() -> None:
+        api = ExpiringApi(NO_SESSION, "https://api")
+        task = asyncio.create_task(Reflector(api, Cache(), POD, None, "", lambda *_: None, lambda _: None).run())
+        await asyncio.sleep(60)
+        task.cancel()
+
+    listed_at: list[float] = []
+    run(body())
+    between = [after - before for before, after in itertools.pairwise(listed_at)]
+    if active:
+        assert max(between) < 1.1, "an event between them shows that the watch works"
+    else:
+        assert between[0] < 0.1 and min(between[1:]) > 0.2 and max(between) <= reflector.MAX_BACKOFF_S + 0.1

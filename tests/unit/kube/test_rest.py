@@ -112,6 +112,7 @@ def test_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) 
 
     error = asyncio.run(main())
     assert (error.code, error.reason) == (0, "TimeoutError")
+    assert error.message.endswith("/api/v1/nodes/n1: no whole answer within 0.05 s"), "Regression: it had no text"
 
 
 def test_response_without_json_is_an_error() -> None:
@@ -200,6 +201,49 @@ def test_answer_that_would_fill_the_memory_is_an_error() -> None:
 
     found, requests, _ = against([(200, {"items": [{"a": "x" * 1000}]}, {})], find)
     assert isinstance(found, ApiError) and found.code == 413 and len(requests) == 1
+
+
+def page_of(*names: str, token: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
+    meta = {"continue": token} if token else {}
+    return 200, {"metadata": meta, "items": [{"metadata": {"name": name}} for name in names]}, {}
+
+
+EXPIRED: tuple[int, dict[str, Any], dict[str, str]] = (
+    410,
+    {"reason": "Expired", "message": "the continue parameter is too old"},
+    {},
+)
+
+
+def test_found_objects_are_read_in_pages() -> None:
+    """Regression: one answer had all objects, and thousands of pods took longer than the time limit of an answer."""
+    answers = [page_of("a", "b", token="next"), page_of("c")]
+    found, requests, _ = against(answers, lambda api: api.find(NODE, None, labelSelector="a=b"))
+    assert [each["metadata"]["name"] for each in found] == ["a", "b", "c"]
+    first = {"labelSelector": "a=b", "limit": str(rest.FIND_PAGE)}
+    assert [dict(each.query) for each in requests] == [first, first | {"continue": "next"}]
+
+
+def test_list_begins_again_if_its_next_page_is_gone() -> None:
+    answers = [page_of("a", token="old"), EXPIRED, page_of("b", token="new"), page_of("c")]
+    found, requests, _ = against(answers, lambda api: api.find(NODE, None))
+    assert [each["metadata"]["name"] for each in found] == ["b", "c"]
+    assert [each.query.get("continue") for each in requests] == [None, "old", None, "new"]
+
+
+def test_list_whose_next_page_is_always_gone_is_an_error() -> None:
+    found, requests, _ = against([page_of("a", token="old"), EXPIRED] * 20, lambda api: api.find(NODE, None))
+    assert isinstance(found, ApiError) and (found.code, found.reason) == (410, "Expired")
+    assert len(requests) == 2 * rest.MAX_LISTS
+
+
+def test_all_pages_of_found_objects_together_have_a_maximum_size() -> None:
+    async def find(api: Api) -> Any:
+        api._max_nbytes = 1000
+        return await api.find(NODE, None)
+
+    found, requests, _ = against([page_of("x" * 400, token="next")] * 9, find)
+    assert isinstance(found, ApiError) and found.code == 413 and len(requests) == 3
 
 
 def test_versions_of_managed_servers_are_parsed() -> None:

@@ -15,11 +15,10 @@ from typing import Any
 
 import aiohttp
 
-from dljob.kube.answers import lines
+from dljob.kube.answers import ApiError, lines
 from dljob.kube.kinds import DLJOB
 from dljob.kube.objects.bounds import bounded_event, bounded_list
 from dljob.kube.objects.trim import version_number
-from dljob.kube.rest import ApiError
 from dljob.kube.watch.permission import Permission
 from dljob.kube.watch.reflector import back_off_s
 
@@ -31,13 +30,15 @@ Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
 Received = Callable[[Mapping[str, Any]], None]
 """Callback for each object in an event of a watch, or in a list."""
+Signed = Callable[[str | None], None]
+"""Callback for a sign that the watch of a namespace (None: of all) works."""
 Refused = Callable[[str | None], None]
 """Callback for each request that the API server forbids: the namespace (None: all)."""
 
 
 def bounded_responses(
-    asked: Callable[[], None],
-    active: Callable[[], None],
+    asked: Signed,
+    active: Signed,
     listed: Listed,
     received: Received,
     refused: Refused,
@@ -45,7 +46,7 @@ def bounded_responses(
 ) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for an aiohttp session with which kopf lists and watches DLJobs.
 
-    ``asked`` is called for each request that was sent, to show that kopf's task for the watch runs. ``active`` is
+    ``asked`` is called for each such request that was sent, to show that kopf's task for the watch runs. ``active`` is
     called for each event, bookmark and page of a list, to show that the watch works. It is not called when a watch
     begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last page of each
     list, with the list's namespace, uids and resourceVersion. ``received`` is called for each object that kopf
@@ -56,7 +57,18 @@ def bounded_responses(
     uids: dict[str | None, list[str]] = {}
     failures: dict[str | None, int] = defaultdict(int)
     """Number of failures in a row by namespace."""
+    expiries: dict[str | None, int] = defaultdict(int)
+    """Number of watches in a row by namespace that ended with the code 410 before their first event."""
     permissions: dict[str | None, Permission] = {}
+
+    async def expire(namespace: str | None) -> None:
+        """Wait before kopf lists the objects again after the code 410, except after the first in a row."""
+        expiries[namespace] += 1
+        if (repeated := expiries[namespace] - 1) > 0:
+            delay_s = back_off_s(repeated)
+            where = f" in {namespace}" if namespace else ""
+            log.warning("the watch of dljobs%s expires at its beginning; retrying in %.1f s", where, delay_s)
+            await asyncio.sleep(delay_s)
 
     async def fail(namespace: str | None, verb: str, error: ApiError) -> None:
         """Log a failure of kopf's list or watch, wait, and raise ClientPayloadError."""
@@ -79,7 +91,13 @@ def bounded_responses(
     class BoundedResponse(aiohttp.ClientResponse):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            asked()
+            if self._about_jobs:
+                asked(self._namespace)
+
+        @property
+        def _about_jobs(self) -> bool:
+            """False for a request of kopf's for something else, such as the kinds that the API server has."""
+            return DLJOB.plural in self.url.path.split("/")
 
         @property
         def _namespace(self) -> str | None:
@@ -90,10 +108,11 @@ def bounded_responses(
             watches = "watch" in self.url.query
             async with asyncio.timeout(silence_s if watches else None):
                 await super().start(connection)
-            if DLJOB.plural not in self.url.path.split("/"):
-                return self  # a request of kopf's for something else
+            if not self._about_jobs:
+                return self
             namespace, verb = self._namespace, "watch" if watches else "list"
             if watches and self.status == 410:
+                await expire(namespace)
                 self.status, self.content = 200, _Expired()  # type: ignore[assignment]
                 return self
             if self.status >= 400 and self.status not in LEFT_TO_KOPF:
@@ -101,13 +120,27 @@ def bounded_responses(
             if self.status == 200:
                 works(namespace, verb)
                 if watches:
-                    ended = lambda error: fail(namespace, verb, error)  # noqa: E731
-                    self.content = _BoundedLines(self.content, active, received, ended, silence_s)  # type: ignore[assignment]
+                    self.content = self._bounded_lines(namespace)  # type: ignore[assignment]
             return self
+
+        def _bounded_lines(self, namespace: str | None) -> "_BoundedLines":
+            def heard(*, error: bool) -> None:
+                active(namespace)
+                if not error:
+                    expiries.pop(namespace, None)
+
+            async def failed(error: ApiError) -> None:
+                if error.code == 410:  # kopf lists the objects again.
+                    await expire(namespace)
+                else:
+                    await fail(namespace, "watch", error)
+
+            return _BoundedLines(self.content, heard, received, failed, silence_s)
 
         async def json(self, **_: Any) -> Any:
             text = await self.read()
-            active()
+            if self._about_jobs:
+                active(self._namespace)
             if self.status != 200:
                 return bounded_list(text) if text else {}
             # Decoding a large list takes long, and the heartbeat of the Lease must not wait for it.
@@ -145,13 +178,16 @@ class _BoundedLines:
     def __init__(
         self,
         content: aiohttp.StreamReader,
-        active: Callable[[], None],
+        heard: Callable[..., None],
         received: Received,
         failed: Callable[[ApiError], Awaitable[None]],
         silence_s: float,
     ) -> None:
-        """``failed``: called for an ERROR event. It raises an error, unless kopf handles the event itself."""
-        self._content, self._active, self._received, self._silence_s = content, active, received, silence_s
+        """``heard``: called for each event with ``error=True`` for an ERROR event, and False for others.
+
+        ``failed``: called for an ERROR event. It raises an error, unless kopf handles the event itself.
+        """
+        self._content, self._heard, self._received, self._silence_s = content, heard, received, silence_s
         self._failed = failed
 
     def __getattr__(self, name: str) -> Any:
@@ -169,12 +205,12 @@ class _BoundedLines:
                 line = await anext(following, None)
             if line is None:
                 return
-            self._active()
             safe = bounded_event(line)
             with suppress(ValueError):  # kopf says what is wrong with a line that is not JSON.
                 event = json.loads(safe)
-                about = event["object"]
-                if event["type"] == "ERROR" and about.get("code") != 410:  # After 410, kopf lists the objects again.
+                about, is_error = event["object"], event["type"] == "ERROR"
+                self._heard(error=is_error)
+                if is_error:
                     await self._failed(
                         ApiError(about.get("code") or 500, about.get("reason") or "", about.get("message") or "")
                     )

@@ -6,8 +6,8 @@ every few seconds, because nothing tells it that the permission is back.
 
 import logging
 
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import DLJOB, LIMIT_RANGE, PRIORITY_CLASS, PROVISIONING_REQUEST, QUOTA, VOLUME, Kind
-from dljob.kube.rest import ApiError
 
 log = logging.getLogger("dljob.kube.watch")
 

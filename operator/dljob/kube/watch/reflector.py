@@ -14,11 +14,12 @@ from typing import Any
 
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
+from dljob.kube.answers import ApiError
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.bounds import decoded_event
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import version_number
-from dljob.kube.rest import Api, ApiError
+from dljob.kube.rest import Api
 from dljob.kube.watch.permission import Permission
 
 log = logging.getLogger("dljob.kube.watch")
@@ -88,6 +89,8 @@ class Reflector:
         """
         self._heard_at = self._listed_at = monotonic()
         """Monotonic times in seconds of the last event or bookmark, and of the last complete list."""
+        self._expiries = 0
+        """Number of answers 410 (the objects must be listed again) in a row, without an event between them."""
         self._missed = False
         """True if the last list had a change that was not in the cache, and that the watch should have sent."""
 
@@ -119,7 +122,11 @@ class Reflector:
                 failures, opened = 0, True
             except ApiError as error:
                 if error.code == 410:
-                    version = ""
+                    version, self._expiries = "", self._expiries + 1
+                    if self._expiries > 1:
+                        delay_s = back_off_s(self._expiries - 1)
+                        log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
+                        await asyncio.sleep(delay_s)
                     continue
                 if error.code or not asked:  # Otherwise, only the watch has no answer, and lists may have one.
                     self.active_at = monotonic()
@@ -176,7 +183,7 @@ class Reflector:
             kind, body = event["type"], event["object"]
             if kind == "ERROR":
                 raise ApiError(body.get("code", 500), body.get("reason", ""), body.get("message", ""))
-            version = body["metadata"]["resourceVersion"]
+            version, self._expiries = body["metadata"]["resourceVersion"], 0
             if kind == "DELETED":
                 meta = body["metadata"]
                 if self._cache.drop(self.kind, meta.get("namespace") or "", meta["name"], meta["uid"]):
@@ -184,6 +191,7 @@ class Reflector:
             elif kind != "BOOKMARK":
                 self._put(body)
         self._permission.granted("watch")
+        self._expiries = 0
         return version
 
     def _put(self, body: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey
 from dljob.kube.kinds import DLJOB, Kind
 from dljob.kube.leader import Leader
-from dljob.kube.watch import reflector
+from dljob.kube.watch import activity, reflector
 from dljob.kube.watch.reflector import SILENCE_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
@@ -82,17 +82,19 @@ class WatchedApi(Api):
 
 @pytest.fixture(autouse=True)
 def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (reflector, watches_module):
+    for module in (reflector, activity, watches_module):
         monkeypatch.setattr(module, "monotonic", now_s)
     yield
 
 
-class World:
-    def __init__(self, api: WatchedApi) -> None:
+class Observer:
+    """The watches of an operator on a ``WatchedApi``."""
+
+    def __init__(self, api: WatchedApi, namespaces: tuple[str, ...] = ()) -> None:
         session: Any = object()
         self.cache, queue = Cache(queues=True), WorkQueue[JobKey]()
-        self.watches = Watches(self.cache, queue, api, (), lambda _: session, lambda: None)
-        self.queues = Queues(api, self.cache, (), queue.add)
+        self.watches = Watches(self.cache, queue, api, namespaces, lambda _: session, lambda: None)
+        self.queues = Queues(api, self.cache, namespaces, queue.add)
 
     def dead(self) -> str | None:
         return self.watches.dead(self.queues.reflectors)
@@ -110,10 +112,16 @@ class World:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+def jobs_heard_in(world: Observer, namespace: str | None = None, *, works: bool = True) -> Callable[[], None]:
+    """Return a callback that acts as kopf's watch of DLJobs. ``works``: False: it sends requests and gets no event."""
+    found = world.watches._activity.active if works else world.watches._activity.asked
+    return lambda: found(namespace)
+
+
 def found_after(api: WatchedApi, seconds: float, *, jobs_heard: bool = True) -> str | None:
     async def body() -> str | None:
-        world = World(api)
-        await world.run(seconds, world.watches._jobs_active if jobs_heard else lambda: None)
+        world = Observer(api)
+        await world.run(seconds, jobs_heard_in(world) if jobs_heard else lambda: None)
         return world.found
 
     return run(body())
@@ -147,11 +155,11 @@ def test_watch_is_not_dead_while_nothing_changes(plural: str) -> None:
         api.metadata = _as_in(body)  # type: ignore[method-assign]
 
     async def main() -> str | None:
-        world = World(api)
+        world = Observer(api)
         if plural == "dljobs":
             world.cache.put(DLJOB, body)
         # While no event arrives, kopf opens the watch of DLJobs again and again.
-        await world.run(4 * DEAD_S, world.watches._jobs_active if plural != "dljobs" else world.watches._jobs_asked)
+        await world.run(4 * DEAD_S, jobs_heard_in(world, works=plural != "dljobs"))
         return world.found
 
     assert run(main()) is None
@@ -164,7 +172,7 @@ def test_watch_of_jobs_that_kopf_no_longer_opens_is_dead_although_no_job_changes
         api = WatchedApi()
         body = {**api._object(DLJOB), "spec": {}}
         api.metadata = _as_in(body)  # type: ignore[method-assign]
-        world, found = World(api), list[str | None]()
+        world, found = Observer(api), list[str | None]()
         world.cache.put(DLJOB, body)
         for seconds in (DEAD_S - 1, DEAD_S + 2 * SILENCE_S):
             await world.run(seconds)
@@ -189,11 +197,11 @@ def test_job_that_cannot_be_read_does_not_make_the_watch_dead() -> None:
         api = WatchedApi()
         body = api._object(DLJOB)
         api.metadata = _as_in(body)  # type: ignore[method-assign]
-        world = World(api)
+        world = Observer(api)
         unreadable: Any = {**body, "spec": 1}
         with pytest.raises(TypeError):
             await world.watches._put(unreadable)
-        await world.run(4 * DEAD_S, world.watches._jobs_asked)
+        await world.run(4 * DEAD_S, jobs_heard_in(world, works=False))
         return world.found
 
     assert run(main()) is None
@@ -204,7 +212,7 @@ def test_watches_are_not_dead_while_the_api_server_is_down() -> None:
     api = WatchedApi()
 
     async def main() -> list[str | None]:
-        world, found = World(api), []
+        world, found = Observer(api), []
         asyncio.get_running_loop().call_later(300, lambda: setattr(api, "down", True))
         for seconds in (300 + 4 * DEAD_S, 0):
             await world.run(seconds)
@@ -219,19 +227,54 @@ def test_watches_are_not_dead_when_the_api_server_is_back() -> None:
     api = WatchedApi(down=True)
 
     async def main() -> list[str | None]:
-        world, found = World(api), list[str | None]()
+        world, found = Observer(api), list[str | None]()
         loop = asyncio.get_running_loop()
         loop.call_later(1000, lambda: setattr(api, "down", False))
 
         def each_second() -> None:
             if not api.down:
-                world.watches._jobs_active()
+                jobs_heard_in(world)()
             found.append(world.dead())
 
         await world.run(2000, each_second)
         return found
 
     assert set(run(main())) == {None}
+
+
+def test_watches_of_many_namespaces_are_not_dead_while_the_api_server_is_down() -> None:
+    """The answers about the namespaces together take longer than a watch may be silent."""
+    api = WatchedApi(down=True)
+
+    async def main() -> set[str | None]:
+        world, found = Observer(api, tuple(f"team-{i}" for i in range(30))), set[str | None]()
+        await world.run(4 * DEAD_S, lambda: found.add(world.watches.dead()))
+        return found
+
+    assert run(main()) == {None}
+
+
+def test_namespace_whose_list_has_no_answer_does_not_hide_a_dead_watch() -> None:
+    class HalfDownApi(WatchedApi):
+        async def metadata(self, kind: Kind, namespace: str | None = None, *_: Any) -> tuple[list[Json], int | None]:
+            if namespace == "team-a":
+                await asyncio.sleep(60)
+                raise NO_ANSWER
+            return await super().metadata(kind)
+
+    async def main() -> str | None:
+        world = Observer(HalfDownApi(), ("team-a", "team-b", "team-c"))
+        asks, works = jobs_heard_in(world, "team-a", works=False), jobs_heard_in(world, "team-c")
+
+        def each_second() -> None:
+            asks()
+            works()
+
+        await world.run(3 * DEAD_S, each_second)
+        return world.found
+
+    found = run(main())
+    assert found is not None and found.startswith("the watch of dljobs in team-b ")
 
 
 def test_planning_that_hangs_is_noticed() -> None:

@@ -5,118 +5,39 @@ watch of DLJobs ends, the liveness probe fails.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiohttp
 import pytest
 from kopf._cogs.aiokits.aiotasks import Scheduler
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
-from dljob.controller.watches import PAGE, REFLECTED, Watches
-from dljob.controller.work_queue import WorkQueue
-from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import DLJOB, POD, VOLUME, Kind
-from support.servers.http_api import HttpApiServer
+from dljob.controller.watches import PAGE, REFLECTED
+from dljob.kube.kinds import DLJOB, POD, Kind
+from support.controller.http_watches import SILENCE_S, HttpWatches, named, until, watching
 
 Json = dict[str, Any]
-WITHIN_S = 120.0
-SILENCE_S = 0.3
-
-
-class World:
-    """The watches of an operator, with real HTTP sessions."""
-
-    def __init__(self, server: HttpApiServer, session: aiohttp.ClientSession, namespaces: tuple[str, ...] = ()) -> None:
-        self.server, self.cache, self.queued = server, Cache(), list[JobKey]()
-
-        class Queue(WorkQueue[JobKey]):
-            def add(_, key: JobKey) -> None:  # noqa: N805 - ``self`` is the World
-                self.queued.append(key)
-
-            def add_after(_, key: JobKey, delay_s: float) -> None:  # noqa: N805
-                self.queued.append(key)
-
-        def opened(responses: type[aiohttp.ClientResponse]) -> aiohttp.ClientSession:
-            return aiohttp.ClientSession(response_class=responses)
-
-        self.watches = Watches(
-            self.cache, Queue(), Api(session, server.url), namespaces, opened, lambda: None, silence_s=SILENCE_S
-        )
-        self.kopf: asyncio.Task[None] | None = None
-
-
-def watching(
-    body: Callable[[World], Coroutine[Any, Any, None]],
-    *,
-    kopf: bool = False,
-    namespaces: tuple[str, ...] = (),
-    forbidden: tuple[str, ...] = (),
-) -> None:
-    """Run a test while the watches run. ``kopf``: with the watch of DLJobs. ``namespaces``: those to watch.
-
-    ``forbidden``: those in which nothing may be read at the start.
-    """
-
-    async def main() -> None:
-        async with HttpApiServer() as server, aiohttp.ClientSession() as session:
-            server.forbidden.update(forbidden)
-            world, stop = World(server, session, namespaces), asyncio.Event()
-
-            async def end() -> None:
-                running[0].cancel()
-                await asyncio.gather(running[0], return_exceptions=True)
-
-            async with world.watches.session:
-                running = [asyncio.create_task(world.watches.reflect())]
-                if kopf:
-                    world.kopf = asyncio.create_task(world.watches.run("test", stop, end), name="the test")
-                    running.append(world.kopf)
-                try:
-                    async with asyncio.timeout(WITHIN_S):
-                        await body(world)
-                finally:
-                    stop.set()
-                    if not kopf:
-                        await end()
-                    await asyncio.gather(*running, return_exceptions=True)
-
-    asyncio.run(main())
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Wait until ``holds()`` is true. ``watching`` has the deadline."""
-    while not holds():
-        await asyncio.sleep(0.01)
-
-
-def named(kind: Kind, name: str) -> Json:
-    meta: Json = {"name": name, "labels": {JOB_LABEL: "digits"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    spec: Json = {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}} if kind is VOLUME else {}
-    return {"metadata": meta | ({"namespace": "team-a"} if kind.namespaced else {}), "spec": spec, "status": {}}
 
 
 @pytest.mark.parametrize("kind", REFLECTED, ids=lambda kind: kind.plural)
 def test_object_that_was_deleted_while_no_watch_ran_is_dropped(kind: Kind) -> None:
-    async def body(world: World) -> None:
-        server, namespace = world.server, "team-a" if kind.namespaced else ""
+    async def body(watched: HttpWatches) -> None:
+        server, namespace = watched.server, "team-a" if kind.namespaced else ""
 
         def cached() -> set[str]:
-            return {name for name in ("stays", "goes", "comes") if world.cache.found(kind, namespace, name)}
+            return {name for name in ("stays", "goes", "comes") if watched.cache.found(kind, namespace, name)}
 
         for name in ("stays", "goes"):
             server.put(kind, named(kind, name))
         await until(lambda: cached() == {"stays", "goes"} and server.watched(kind))
-        world.queued.clear()
+        watched.queued.clear()
         before = server.lists[kind.plural]
         server.delete(kind, namespace, "goes", heard=False)
         server.put(kind, named(kind, "comes"), heard=False)
         server.expire(kind)
         await until(lambda: cached() == {"stays", "comes"})
         assert server.lists[kind.plural] == before + 1
-        assert not kind.namespaced or set(world.queued) == {("team-a", "digits")}
+        assert not kind.namespaced or set(watched.queued) == {("team-a", "digits")}
         # The watch goes on where the list ended.
         await until(lambda: server.watched(kind))
         server.delete(kind, namespace, "comes")
@@ -129,11 +50,11 @@ def test_object_that_was_deleted_while_no_watch_ran_is_dropped(kind: Kind) -> No
 def test_change_between_two_watches_is_in_the_second(kind: Kind) -> None:
     """A silent watch is closed and opened again, which takes long on a busy machine."""
 
-    async def body(world: World) -> None:
-        server = world.server
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
 
         def cached() -> set[str]:
-            return {name for name in ("first", "second", "third") if world.cache.found(kind, "team-a", name)}
+            return {name for name in ("first", "second", "third") if watched.cache.found(kind, "team-a", name)}
 
         for name in ("first", "second"):
             server.put(kind, named(kind, name))
@@ -151,42 +72,42 @@ def test_change_between_two_watches_is_in_the_second(kind: Kind) -> None:
 def test_job_that_was_deleted_while_no_watch_ran_is_dropped_and_reconciled() -> None:
     """Its key is queued, so that the operator forgets what it knows of the job."""
 
-    async def body(world: World) -> None:
-        server = world.server
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
 
         def cached() -> set[str]:
-            return {job.name for job in world.cache.jobs()}
+            return {job.name for job in watched.cache.jobs()}
 
         for name in ("stays", "goes"):
             server.put(DLJOB, named(DLJOB, name))
         await until(lambda: cached() == {"stays", "goes"} and server.watched(DLJOB))
-        world.queued.clear()
+        watched.queued.clear()
         server.delete(DLJOB, "team-a", "goes", heard=False)
         server.put(DLJOB, named(DLJOB, "comes"), heard=False)
         server.expire(DLJOB)
         await until(lambda: cached() == {"stays", "comes"})
-        assert {("team-a", "goes"), ("team-a", "comes")} <= set(world.queued)
+        assert {("team-a", "goes"), ("team-a", "comes")} <= set(watched.queued)
 
     watching(body, kopf=True)
 
 
 def test_job_that_was_deleted_and_made_again_while_no_watch_ran_is_another_job() -> None:
-    async def body(world: World) -> None:
-        server, key = world.server, ("team-a", "digits")
+    async def body(watched: HttpWatches) -> None:
+        server, key = watched.server, ("team-a", "digits")
 
         def uid() -> str | None:
-            job = world.cache.job(key)
+            job = watched.cache.job(key)
             return job.uid if job is not None else None
 
         server.put(DLJOB, named(DLJOB, "digits"))
         await until(lambda: uid() and server.watched(DLJOB))
         before = uid()
-        world.queued.clear()
+        watched.queued.clear()
         server.delete(DLJOB, *key, heard=False)
         server.put(DLJOB, named(DLJOB, "digits"), heard=False)
         server.expire(DLJOB)
         await until(lambda: uid() not in (None, before))
-        assert key in world.queued
+        assert key in watched.queued
 
     watching(body, kopf=True)
 
@@ -195,16 +116,16 @@ def test_job_that_was_deleted_and_made_again_while_no_watch_ran_is_another_job()
 def test_end_of_the_watch_of_jobs_fails_the_probe(changes: bool) -> None:
     """kopf itself only logs it."""
 
-    async def body(world: World) -> None:
-        world.server.put(DLJOB, named(DLJOB, "first"))
-        await until(lambda: world.cache.job(("team-a", "first")) and world.server.watched(DLJOB))
-        await until(lambda: world.watches.dead() is None)
+    async def body(watched: HttpWatches) -> None:
+        watched.server.put(DLJOB, named(DLJOB, "first"))
+        await until(lambda: watched.cache.job(("team-a", "first")) and watched.server.watched(DLJOB))
+        await until(lambda: watched.watches.dead() is None)
         [watcher] = [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
         watcher.cancel()
         if changes:
-            world.server.put(DLJOB, named(DLJOB, "second"))
-        await until(world.watches.dead)
-        assert str(world.watches.dead()).startswith("the watch of dljobs ")
+            watched.server.put(DLJOB, named(DLJOB, "second"))
+        await until(watched.watches.dead)
+        assert str(watched.watches.dead()).startswith("the watch of dljobs ")
 
     watching(body, kopf=True)
 
@@ -219,20 +140,20 @@ def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: p
             await asyncio.Event().wait()
         await index_resource(body=body, **others)
 
-    async def body(world: World) -> None:
-        server, key = world.server, ("team-a", "digits")
+    async def body(watched: HttpWatches) -> None:
+        server, key = watched.server, ("team-a", "digits")
 
         def seen() -> Any:
-            job = world.cache.job(key)
+            job = watched.cache.job(key)
             return None if job is None else job.spec
 
         server.put(DLJOB, named(DLJOB, "other"))
         if change != "create":
             server.put(DLJOB, named(DLJOB, "digits"))
         await until(lambda: (seen() == {} or change == "create") and server.watched(DLJOB))
-        await until(lambda: world.cache.job(("team-a", "other")))
+        await until(lambda: watched.cache.job(("team-a", "other")))
         hangs.set()
-        world.queued.clear()
+        watched.queued.clear()
         if change == "delete":
             server.delete(DLJOB, *key)
             await until(lambda: seen() is None)
@@ -241,9 +162,9 @@ def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: p
             changed = named(DLJOB, "digits")
             server.put(DLJOB, {**changed, "metadata": changed["metadata"] | uid, "spec": {"suspend": True}})
             await until(lambda: seen() == {"suspend": True})
-        assert key in world.queued
+        assert key in watched.queued
         # A busy machine may delay the bookmarks for longer than the limit. With the next one, the watch is active again.
-        await until(lambda: world.watches.dead() is None)
+        await until(lambda: watched.watches.dead() is None)
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
     watching(body, kopf=True)
@@ -257,11 +178,11 @@ def test_no_job_waits_for_the_first_events_of_the_others(monkeypatch: pytest.Mon
         toggles.append(str(name))
         return await make_toggle(*args, name=name, **others)
 
-    async def body(world: World) -> None:
+    async def body(watched: HttpWatches) -> None:
         names = {f"job-{i}" for i in range(50)}
         for name in names:
-            world.server.put(DLJOB, named(DLJOB, name))
-        await until(lambda: {job.name for job in world.cache.jobs()} == names)
+            watched.server.put(DLJOB, named(DLJOB, name))
+        await until(lambda: {job.name for job in watched.cache.jobs()} == names)
         assert toggles and not [name for name in toggles if "dljobs" in name]
 
     monkeypatch.setattr(ToggleSet, "make_toggle", noted)
@@ -274,19 +195,19 @@ def test_start_waits_for_all_jobs() -> None:
     Those others may have waited for longer, or have plans whose pods do not exist yet.
     """
 
-    async def body(world: World) -> None:
+    async def body(watched: HttpWatches) -> None:
         names = {f"job-{i}" for i in range(2 * PAGE + 10)}
         for name in names:
-            world.server.put(DLJOB, named(DLJOB, name))
-        await until(lambda: world.watches.unsynced() == "dljobs")
+            watched.server.put(DLJOB, named(DLJOB, name))
+        await until(lambda: watched.watches.unsynced() == "dljobs")
         stop = asyncio.Event()
 
         async def end() -> None:
             return
 
-        kopf = asyncio.create_task(world.watches.run("test", stop, end))
-        await world.watches.synced()
-        assert {job.name for job in world.cache.jobs()} == names and world.watches.unsynced() is None
+        kopf = asyncio.create_task(watched.watches.run("test", stop, end))
+        await watched.watches.synced()
+        assert {job.name for job in watched.cache.jobs()} == names and watched.watches.unsynced() is None
         stop.set()
         await kopf
 
@@ -301,11 +222,11 @@ def test_a_job_that_kopf_does_not_process_does_not_hold_up_the_start(monkeypatch
             await asyncio.Event().wait()
         await index_resource(body=body, **others)
 
-    async def body(world: World) -> None:
+    async def body(watched: HttpWatches) -> None:
         for name in ("digits", "other"):
-            world.server.put(DLJOB, named(DLJOB, name))
-        await world.watches.synced()
-        await until(lambda: {job.name for job in world.cache.jobs()} == {"digits", "other"})
+            watched.server.put(DLJOB, named(DLJOB, name))
+        await watched.watches.synced()
+        await until(lambda: {job.name for job in watched.cache.jobs()} == {"digits", "other"})
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
     watching(body, kopf=True)
@@ -328,15 +249,15 @@ def test_watch_of_jobs_goes_on_if_kopf_handles_an_event_for_longer_than_the_sile
                 ended.set()
         await spawn(*args, **others)
 
-    async def body(world: World) -> None:
-        server = world.server
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
         server.put(DLJOB, named(DLJOB, "first"))
-        await until(lambda: world.cache.job(("team-a", "first")) and server.watched(DLJOB))
+        await until(lambda: watched.cache.job(("team-a", "first")) and server.watched(DLJOB))
         busy.set()
         server.put(DLJOB, named(DLJOB, "second"))
         await ended.wait()
         busy.clear()
-        await until(lambda: world.cache.job(("team-a", "second")))
+        await until(lambda: watched.cache.job(("team-a", "second")))
         assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
 
     monkeypatch.setattr(Scheduler, "spawn", slow)
@@ -355,11 +276,11 @@ def deep(levels: int) -> Json:
 def test_nesting_that_json_can_decode_does_not_stop_kopf_either(levels: int, listed: bool) -> None:
     """The JSON decoder reads fewer than about a thousand levels. A recursive function of kopf might read fewer."""
 
-    async def body(world: World) -> None:
-        server = world.server
+    async def body(watched: HttpWatches) -> None:
+        server = watched.server
 
         def cached() -> set[str]:
-            return {job.name for job in world.cache.jobs()}
+            return {job.name for job in watched.cache.jobs()}
 
         if not listed:
             server.put(DLJOB, named(DLJOB, "first"))
@@ -371,7 +292,7 @@ def test_nesting_that_json_can_decode_does_not_stop_kopf_either(levels: int, lis
         server.expire(DLJOB)
         server.put(DLJOB, named(DLJOB, "later"))
         await until(lambda: "later" in cached())
-        job = world.cache.job(("team-a", "evil"))
+        job = watched.cache.job(("team-a", "evil"))
         assert job is not None and job.spec_problem is not None and job.spec == {}
 
     watching(body, kopf=True)
