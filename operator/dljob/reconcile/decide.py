@@ -304,7 +304,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
 def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
     stop(parsed, draft, now, over=True)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job has ended"))
-    ended = now if just_now else parsed.before.completion_time or now
+    ended = now if just_now else min(parsed.before.completion_time or now, now)
     ttl_s = parsed.asked.run_policy.ttl_seconds_after_finished if parsed.asked else None
     if ttl_s is not None:
         left_s = (run.later(ended, ttl_s) - now).total_seconds()
