@@ -18,7 +18,7 @@ from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, more_memory, node_faults, plan_edits, replan, resize, same_pods
 from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
-from dljob.reconcile.rollout import bring_up, in_force, quiet
+from dljob.reconcile.rollout import bring_up, end_conditions_of_former_plan, in_force, quiet
 from dljob.reconcile.spec.changes import after_end
 from dljob.reconcile.spec.task import Looking
 from dljob.reconcile.spec.variables import accepted_verdict
@@ -189,9 +189,7 @@ def _plan(
             more_memory.start_without(parsed, draft, decision)
         return None if again else parsed.accepted, None
     decision = same_pods.with_running_requests(parsed, more_memory.replacing(parsed.accepted, decision))
-    replan.reset_contradiction(parsed, draft, decision)
-    node_faults.reset_for_spec(parsed, draft, decision)
-    resize.reset_for_spec(parsed, draft, decision)
+    end_conditions_of_former_plan(parsed.before.conditions, draft, decision)
     draft.verdicts.append(make_plan.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
@@ -306,7 +304,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
 def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
     stop(parsed, draft, now, over=True)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job has ended"))
-    ended = now if just_now else parsed.before.completion_time or now
+    ended = now if just_now else min(parsed.before.completion_time or now, now)
     ttl_s = parsed.asked.run_policy.ttl_seconds_after_finished if parsed.asked else None
     if ttl_s is not None:
         left_s = (run.later(ended, ttl_s) - now).total_seconds()

@@ -4,11 +4,21 @@ Pods of two plans or templates never run at the same time. Before a change of th
 stop. The operator writes the new plan and the new pod templates only after that.
 """
 
-from dljob.api import DLJobSpec
+from collections.abc import Sequence
+
+from dljob.api import Condition, DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft, Scale, Target
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_set, support
+from dljob.status import FALSE, Verdict, is_true
+
+_OF_FORMER_PLAN = {
+    "PlanContradicted": ("Replanned", "plan {} replaces the plan that the measurements contradicted"),
+    "NodeFaulty": ("Replanned", "plan {} replaces the plan that used nodes with repeated faults"),
+    "Resizing": ("Resized", "the move ends, because the job gets plan {} for another reason"),
+}
+"""Conditions about the plan in force, by type: reason and message after another plan, with its number, replaced it."""
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
@@ -56,3 +66,14 @@ def quiet(observed: Observed) -> bool:
     """
     stopped = (item.replicas == 0 and item.made_replicas == 0 and item.reconciled for item in observed.sets)
     return not observed.pods and all(stopped)
+
+
+def end_conditions_of_former_plan(before: Sequence[Condition], draft: Draft, new: StoredPlan) -> None:
+    """Set conditions about the former plan from True to False if the job gets the plan ``new`` for another reason.
+
+    The usual reason is a change of the spec, or the job has stopped to move and then waited. ``before``: the job's
+    conditions before this reconcile.
+    """
+    for kind, (reason, text) in _OF_FORMER_PLAN.items():
+        if is_true(before, kind):
+            draft.verdicts.append(Verdict(kind, FALSE, reason, text.format(new.plan.number)))

@@ -28,7 +28,7 @@ from dljob.scheduling.pace import (
     rest_after_move,
     rest_with_measured,
 )
-from dljob.scheduling.preemption import PROTECTED_S, Preemptible, victims
+from dljob.scheduling.preemption import PROTECTED_S, Preemptible, beside_running, victims
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
 
@@ -68,6 +68,7 @@ __all__ = [
     "Use",
     "Waiter",
     "amount",
+    "beside_running",
     "dominant_share",
     "forecast",
     "gain",

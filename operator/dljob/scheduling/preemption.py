@@ -114,21 +114,48 @@ def _needed(
     return chosen
 
 
-def _without(view: ClusterView, jobs: Iterable[Preemptible]) -> ClusterView:
-    """Return the view as if the pods of ``jobs`` were gone."""
-    freed: dict[str, Requests] = {}
+def beside_running(view: ClusterView, whole: ClusterView, running: Iterable[Preemptible]) -> ClusterView:
+    """Return the view with what is free beside the pods of ``running`` on nodes without room for another pod.
+
+    Nothing counts as free on such a node, although a job that stops there makes room for a pod that uses all of it.
+    ``whole``: the nodes with what is free after all of these jobs have stopped.
+    """
+    full = {node.name for node in view.nodes if node.free_pods == 0}
+    if not full:
+        return view
+    held = _held(running)
+    beside = {
+        node.name: replace(_more_of(node, NOTHING - held.get(node.name, (NOTHING, 0))[0]), free_pods=0)
+        for node in whole.nodes
+        if node.name in full
+    }
+    return ClusterView(tuple(beside.get(node.name, node) for node in view.nodes))
+
+
+def _held(jobs: Iterable[Preemptible]) -> dict[str, tuple[Requests, int]]:
+    """Return (what the pods of ``jobs`` take from a node, the number of these jobs) by the node's name."""
+    held: dict[str, tuple[Requests, int]] = {}
     for job in jobs:
-        for name, held in job.holds.items():
-            freed[name] = freed.get(name, NOTHING) + held
-    return ClusterView(tuple(_more_of(node, freed[node.name]) if node.name in freed else node for node in view.nodes))
+        for name, each in job.holds.items():
+            requests, pods = held.get(name, (NOTHING, 0))
+            held[name] = requests + each, pods + 1
+    return held
 
 
-def _more_of(node: Node, freed: Requests) -> Node:
+def _without(view: ClusterView, jobs: Iterable[Preemptible]) -> ClusterView:
+    """Return the view as if the pods of ``jobs`` were gone. A job has one pod on each of its nodes."""
+    freed = _held(jobs)
+    return ClusterView(tuple(_more_of(node, *freed[node.name]) if node.name in freed else node for node in view.nodes))
+
+
+def _more_of(node: Node, freed: Requests, pods: int = 0) -> Node:
+    """Return the node with more free resources, and with room for more pods."""
     return replace(
         node,
         free_devices=node.free_devices + freed.devices if node.is_gpu else node.free_devices,
         free_cpu=node.free_cpu + freed.cpu_m / 1000,
         free_memory_nbytes=node.free_memory_nbytes + freed.memory_nbytes,
+        free_pods=None if node.free_pods is None else node.free_pods + pods,
     )
 
 
@@ -146,11 +173,12 @@ def _fit(view: ClusterView, needs: Sequence[Reservation]) -> bool:
             return False
         for node in fitting[: need.nodes]:
             taken = Requests(-round(1000 * need.cpu), -need.memory_nbytes, -need.devices)
-            left[node.name] = _more_of(node, taken)
+            left[node.name] = _more_of(node, taken, -1)
     return True
 
 
 def _holds(node: Node, need: Reservation) -> bool:
     enough_devices = not node.is_gpu or node.free_devices >= need.devices
     enough = node.free_cpu >= need.cpu and node.free_memory_nbytes >= need.memory_nbytes
-    return node.device == need.device and enough_devices and enough and need.domain.has(node)
+    room = node.device == need.device and node.free_pods != 0
+    return room and enough_devices and enough and need.domain.has(node)

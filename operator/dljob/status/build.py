@@ -108,10 +108,11 @@ def build(
         changes["preemptions"] = preemptions
     if accepted is not None and accepted.failures is not None:
         changes["failures_ignored"] = accepted.failures.ignored or None
-    if accepted is not None and before.start_time is None:
+    # A start or end in the future comes from a clock that was wrong. It would delay deadlines and the time to live.
+    if accepted is not None and (before.start_time is None or before.start_time > now):
         changes["start_time"] = _milliseconds(now)
     done = is_true(conditions, "Complete") or is_true(conditions, "Failed")
-    if done and before.completion_time is None:
+    if done and (before.completion_time is None or before.completion_time > now):
         changes["completion_time"] = now.replace(microsecond=0)
     current = before.model_copy(update=changes)
     record = accepted.failures if accepted is not None else None

@@ -332,6 +332,15 @@ class TestEnds:
         assert status(step(running, 1099)).phase is not Phase.FAILED
         assert status(step(running, 1100)).phase is Phase.FAILED
 
+    def test_start_time_in_the_future_does_not_delay_the_deadline(self) -> None:
+        """A clock was ahead and has been corrected. Earlier, the limit counted from when the clock was there again."""
+        observed = training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}})
+        early = {**observed.job.status, "startTime": "2999-01-01T00:00:00Z"}
+        observed = replace(observed, job=replace(observed.job, status=early))
+        running = after(observed, step(observed))
+        assert status(step(running, 99)).phase is Phase.RUNNING
+        assert status(step(running, 101)).phase is Phase.FAILED
+
     @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "ttlSecondsAfterFinished"])
     def test_time_that_never_comes_is_no_error(self, field: str) -> None:
         """Fixed bug: the sum of a date and 10^12 seconds overflowed."""
@@ -346,6 +355,15 @@ class TestEnds:
         ended = after(observed, desired)
         assert (step(ended, 59).delete_job, step(ended, 59).requeue_after_s) == (False, 1)
         assert step(ended, 60).delete_job
+
+    def test_completion_time_in_the_future_does_not_delay_the_deletion(self) -> None:
+        """A clock was ahead and has been corrected. Earlier, the job lived until the clock was there again."""
+        observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
+        ended = after(observed, step(observed, 86400))
+        desired = step(ended)
+        assert (desired.delete_job, desired.requeue_after_s) == (False, 60)
+        assert status(desired).completion_time == NOW
+        assert step(after(ended, desired), 60).delete_job
 
     def test_time_to_live_of_zero_reports_the_end_first(self) -> None:
         observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 0}}, outcome=OUTCOME)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.domains import Domain, Requirement
-from dljob.scheduling import Preemptible, Requests, Reservation, preemption, victims
+from dljob.scheduling import Preemptible, Requests, Reservation, beside_running, preemption, victims
 
 GPU = Node("n0", "gpu", 4, 4, 64.0, 64.0, 2**34, is_gpu=True)
 NODES = ("n0", "n1", "n2")
@@ -144,3 +144,27 @@ def test_room_counts_only_where_the_pods_may_run() -> None:
              labels={"zone": "b"}))  # fmt: skip
     needs = [replace(pods(1, 4)[0], domain=zone)]
     assert names(victims(2, needs, ClusterView(nodes), [job("a", n0=4), job("b", n1=4)])) == {"b"}
+
+
+class TestNodesWithAMaximumOfPods:
+    """A node that runs as many pods as it can shows no free resources, although a job that stops makes room there."""
+
+    def found(self, *jobs: Preemptible) -> set[str]:
+        """Return the jobs that stop for a pod that needs all devices of one node, on which a pod has 1 of them."""
+        full = ClusterView((replace(GPU, free_devices=0, free_cpu=0.0, free_memory_nbytes=0, free_pods=0),))
+        whole = ClusterView((replace(GPU, free_pods=len(jobs)),))
+        return names(victims(1, pods(1, 4), beside_running(full, whole, jobs), jobs))
+
+    def test_job_whose_pod_leaves_makes_room_for_a_pod_that_needs_the_whole_node(self) -> None:
+        """Earlier, what was free beside the pod did not count, and the job of the higher priority waited."""
+        assert self.found(job("only", n0=1)) == {"only"}
+
+    def test_jobs_that_hold_needed_devices_stop_and_others_do_not(self) -> None:
+        assert self.found(job("a", n0=1), job("b", n0=2), job("c", n0=0)) == {"a", "b"}
+
+    def test_job_stops_that_only_holds_the_place_of_a_pod(self) -> None:
+        assert self.found(job("without devices", n0=0)) == {"without devices"}
+
+    def test_nodes_with_room_for_pods_stay_as_they_are(self) -> None:
+        roomy = ClusterView((replace(GPU, free_devices=2, free_pods=3),))
+        assert beside_running(roomy, ClusterView((GPU,)), [job("only", n0=2)]) == roomy

@@ -24,7 +24,16 @@ from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import NOTHING, PROTECTED_S, Preemptible, QueuedJob, Requests, Reservation, victims
+from dljob.scheduling import (
+    NOTHING,
+    PROTECTED_S,
+    Preemptible,
+    QueuedJob,
+    Requests,
+    Reservation,
+    beside_running,
+    victims,
+)
 from dljob.status import FALSE, TRUE, find, previous
 
 LOOK_S = 10.0
@@ -171,6 +180,7 @@ class Preempting:
         whole = usable_nodes(question, self._queue.view_without(key, ending | running.keys()))
         names = {node.name for node in whole.nodes}
         free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
+        free = beside_running(free, whole, running.values())
         for view in _views(question, whole):
             needs = await self._needs(question, view, ask)
             if needs and (chosen := victims(own, needs, free, running.values())):

@@ -180,18 +180,6 @@ def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
         draft.verdicts.append(Verdict(CONDITION, TRUE, "NoOtherNodes", text))
 
 
-def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Set the condition NodeFaulty from True to False if the job gets the plan ``new`` for another reason.
-
-    The usual reason is a change of the spec, or the job has stopped to move and then waited. The new plan avoids nodes
-    with repeated faults anyhow.
-    """
-    found = find(parsed.before.conditions, CONDITION)
-    if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} replaces the plan that used nodes with repeated faults"
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
-
-
 def _reset(parsed: ParsedJob, draft: Draft) -> None:
     """Set the condition NodeFaulty from True to False if no pod of the job runs on a node that plans must not use.
 

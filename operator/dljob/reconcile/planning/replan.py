@@ -100,17 +100,6 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     return accepted
 
 
-def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Set PlanContradicted from True to False if the job gets the plan ``new`` for another reason.
-
-    The usual reason is a change of the spec. The condition was about the previous plan.
-    """
-    found = find(parsed.before.conditions, CONDITION)
-    if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} replaces the plan that the measurements contradicted"
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
-
-
 def _may(parsed: ParsedJob) -> bool:
     """Return True if the job may be replanned. Plans that the user fixed are never replaced."""
     spec, accepted = parsed.spec, parsed.accepted

@@ -171,22 +171,6 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str, now: 
     return other if decided else None
 
 
-def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Set the condition Resizing from True to False if the job gets the plan ``new`` for another reason.
-
-    The usual reason is a change of the spec.
-    """
-    if _is_moving(parsed):
-        draft.verdicts.append(
-            Verdict(
-                CONDITION,
-                FALSE,
-                "Resized",
-                f"the move ends, because the job gets plan {new.plan.number} for another reason",
-            )
-        )
-
-
 def _cancel(parsed: ParsedJob, draft: Draft) -> None:
     """Set the condition Resizing from True to False if the job must not move any more.
 
