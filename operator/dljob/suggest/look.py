@@ -59,6 +59,12 @@ INSTALL_PYARROW = "Run pip install pyarrow, or convert the file to CSV."
 """End of a message about Parquet, which does not help in a pod."""
 MIN_BASELINE_S = 5.0
 """A baseline with less time is not started, because Python and scikit-learn need seconds to start."""
+_OTHERS = "--(?:encoding|delimiter|image-size|keep|test)"
+"""Options of ``dljob suggest`` without a field in the spec."""
+_VALUE = r"(?: (?:COLUMN|FILE|utf-[a-z0-9-]*[a-z0-9]|'[^']*'))?"
+"""What may follow such an option in a message: its value, or a word for it."""
+_QUOTED = r"(?<!\w)(?<!--delimiter )(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+"""A value from the data, as ``repr`` writes it. A message has it in quotes."""
 _FIELDS = {"task": "spec.task.type", "target": "spec.task.target", "text": "spec.task.text"}
 
 
@@ -262,16 +268,23 @@ def _suggestion(
 
 
 def in_terms_of_the_spec(text: str, question: Question) -> str:
-    """Return a message of ``dljob suggest`` with fields of the spec in place of its options and of the mounted path."""
+    """Return a message of ``dljob suggest`` with fields of the spec in place of its options and of the mounted path.
+
+    Quoted values and the URI stay as they are: they come from users, and may hold the words of an option.
+    """
     # A query may be secret, and the path of the mount says nothing to users.
     uri = question.uri.partition("?")[0]
     text = text.replace(question.uri, uri).replace(str(question.data), uri)
     text = text.replace(INSTALL_PYARROW, "Use an image of dljob, which has it, or convert the file to CSV.")
+    parts = re.split(rf"({re.escape(uri)}|{_QUOTED})", text)
+    return "".join(part if i % 2 else _translated(part) for i, part in enumerate(parts))
+
+
+def _translated(text: str) -> str:
     for name, option in OPTION.items():
         text = re.sub(rf"--task {option}\b", f"spec.task.type: {name.value}", text)
         text = re.sub(rf"\b{option}\b", name.value, text)
     for option, field in _FIELDS.items():
         text = re.sub(rf"--{option}\b( COLUMN)?", field, text)
     text = re.sub(r"\b([Pp])ass spec\.", lambda m: f"{'Ss'[m[1] == 'p']}et spec.", text)
-    others = "encoding|delimiter|image-size|keep COLUMN|test FILE|test|keep"
-    return re.sub(rf"(--(?:{others})\b)", r"\1 to dljob suggest", text)
+    return re.sub(rf"{_OTHERS}\b{_VALUE}", r"\g<0> of dljob suggest", text)

@@ -19,7 +19,7 @@ from dljob.api.spec import TaskType
 from dljob.cli import look as program
 from dljob.cluster import cluster_view
 from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS, SUGGESTION_KEY, Suggestion
-from dljob.suggest.look import Question, baseline_limit_s, look
+from dljob.suggest.look import Question, baseline_limit_s, in_terms_of_the_spec, look
 from dljob.suggest.recommendation.model import Baseline, Score
 from dljob.suggest.subject import Subject
 from support.generated_data import class_files
@@ -217,6 +217,40 @@ def test_data_that_does_not_fit_is_one_error_in_terms_of_the_spec(
     if content is not None:
         path.write_text(content)
     assert expected in error(path, **more)
+
+
+def test_a_table_without_usable_columns_names_the_reason_of_each(tmp_path: Path) -> None:
+    """Fixed bug: the reasons of the columns were lost, so the error said nothing about them."""
+    path = tmp_path / "people.csv"
+    header = [*(f"same{i}" for i in range(9)), "bought"]
+    path.write_text("\n".join([",".join(header), *(f"{'1,' * 9}{i % 2}" for i in range(40))]))
+    suggestion, _ = asked(path, target="bought")
+    assert suggestion.error is not None and "and 4 more" in suggestion.error
+    assert "'same0': it has the same value in all rows" in suggestion.error and "same5" not in suggestion.error
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "Pass --delimiter if columns differ, such as --delimiter ' '.",
+            "Pass --delimiter of dljob suggest if columns differ, such as --delimiter ' ' of dljob suggest.",
+            id="value of an option",
+        ),
+        pytest.param("such as --encoding utf-16-le.", "such as --encoding utf-16-le of dljob suggest.", id="encoding"),
+        pytest.param("Pass --keep COLUMN to use", "Pass --keep COLUMN of dljob suggest to use", id="word for a value"),
+        pytest.param(
+            "or pass --task tabular-regression.", "or set spec.task.type: TabularRegression.", id="field of the spec"
+        ),
+        pytest.param("column 'text-classification': bad", "column 'text-classification': bad", id="quoted value"),
+        pytest.param("/mnt/x: found", "https://a/text-classification/x.csv: found", id="URI"),
+        pytest.param("pandas' rows: pass --text COLUMN", "pandas' rows: set spec.task.text", id="apostrophe"),
+    ],
+)
+def test_options_become_fields_and_values_of_users_stay(text: str, expected: str) -> None:
+    """Fixed bug: words came between an option and its value, and names of columns and URIs were changed."""
+    question = Question(Path("/mnt/x"), "https://a/text-classification/x.csv?token=1", TaskType.TEXT_CLASSIFICATION)
+    assert in_terms_of_the_spec(text, question) == expected
 
 
 def test_missing_data_and_data_of_another_form_are_errors(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Inspect a table: choose target and task, sort the columns, and find problems such as a leak of the target."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -14,6 +14,8 @@ from dljob.suggest.reading.table import Table
 from dljob.suggest.wording import counted, rows_of
 
 MIN_ROWS = 10
+MAX_REASONS = 5
+"""Most columns that an error about a table without usable columns names with their reasons."""
 COPY_ROWS = 20
 """Rows from which a column with one value for each class, and the reverse, counts as a copy of the target."""
 
@@ -114,8 +116,8 @@ def inspect_table(
     findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
     if not columns:
         raise DataError(
-            f"{table.path}: found no column that a model can learn {target!r} from; expected numbers, categories or "
-            "dates. Pass --keep COLUMN to use a column that was left out."
+            f"{table.path}: found no column that a model can learn {target!r} from{_reasons(left_out)}; expected numbers, "
+            "categories or dates. Pass --keep COLUMN to use a column that was left out."
         )
     if len(columns) > len(rows):
         findings.append(
@@ -138,6 +140,15 @@ def inspect_table(
     return TableFacts(
         target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal, amount
     )
+
+
+def _reasons(left_out: Mapping[str, str]) -> str:
+    """Return the first columns with their reasons, in parentheses, for a message; an empty string without columns."""
+    if not left_out:
+        return ""
+    shown = [f"column {name!r:.40}: {reason}" for name, reason in [*left_out.items()][:MAX_REASONS]]
+    more = len(left_out) - len(shown)
+    return f" ({'; '.join([*shown, *([f'and {more:,} more'] if more else [])])})"
 
 
 def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, columns: Sequence[Column]) -> bool:
