@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dljob.app.settings import Settings
+from dljob.cluster.templates import MAX_NEW_NODES
 from support.manifests.helm_chart import of_kind, one, render
 
 Json = dict[str, Any]
@@ -71,6 +72,7 @@ def test_class_of_provisioning_requests_is_a_setting() -> None:
     [
         {"count": 0}, {"count": None}, {"memory": 8}, {"zone": "a"}, {"devices": 65}, {"taints": [{"key": "a"}]},
         {"memory": "100Ki"}, {"memory": "64"}, {"memory": "0Gi"}, {"memory": "64GB"},
+        {"cpu": 0}, {"cpu": "0"}, {"cpu": "0m"}, {"cpu": -1}, {"cpu": "two"}, {"device": None},
     ],
 )  # fmt: skip
 def test_bad_templates_are_refused(changes: Json) -> None:
@@ -82,3 +84,26 @@ def test_bad_templates_are_refused(changes: Json) -> None:
 @pytest.mark.parametrize("memory", ["64Gi", "67108864Ki", "68719476736", "0.5Gi", "1Mi", "1.5T"])
 def test_memory_of_a_template_is_a_quantity(memory: str) -> None:
     assert render({"autoscaling": {"nodeTemplates": [{**TEMPLATE, "memory": memory}]}})
+
+
+@pytest.mark.parametrize(
+    ("templates", "words"),
+    [
+        ([TEMPLATE, TEMPLATE], ("nodeTemplates[1].name", '"gpu"')),
+        ([{**TEMPLATE, "name": name, "count": 1000} for name in "abc"], ("found 3000 nodes", "2000")),
+    ],
+)
+def test_templates_that_do_not_go_together_are_refused(templates: list[Json], words: tuple[str, ...]) -> None:
+    with pytest.raises(Exception, match="nodeTemplates") as refusal:
+        render({"autoscaling": {"nodeTemplates": templates}})
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+@pytest.mark.parametrize("cpu", [0.5, 4, "4", "500m", "0.5", "95.5"])
+def test_cpu_of_a_template_is_a_quantity(cpu: float | str) -> None:
+    assert settings({"autoscaling": {"nodeTemplates": [{**TEMPLATE, "cpu": cpu}]}}).node_templates
+
+
+def test_the_chart_and_the_operator_have_one_limit_of_nodes() -> None:
+    templates = [{**TEMPLATE, "name": name, "count": MAX_NEW_NODES // 2} for name in "ab"]
+    assert len(settings({"autoscaling": {"nodeTemplates": templates}}).node_templates) == MAX_NEW_NODES

@@ -151,6 +151,10 @@ def test_crds_can_be_omitted_or_deleted_with_the_release(crds: Json, count: int,
     assert all(("annotations" in d["metadata"]) is kept for d in found)
 
 
+def tolerations(*entries: Json) -> Json:
+    return {"jobDefaults": {"scheduling": {"tolerations": [*entries]}}}
+
+
 # Invalid values, and the words of the chart's error message.
 BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "unknown value": ({"replica": 2}, ("replica",)),
@@ -175,6 +179,21 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     ),
     "weight of nothing": ({"queue": {"weights": {"team-a": 0}}}, ("team-a", "0.001")),
     "weight of no namespace": ({"queue": {"weights": {"Team A": 2}}}, ("Team A",)),
+    "no bandwidth": ({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": "0"}}}}, ("bandwidth",)),
+    "no bandwidth with a unit": ({"jobDefaults": {"topology": {"betweenRacks": {"bandwidth": "0.0G"}}}}, ("bandwidth",)),
+    "no scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": "0"}}}}, ("scratch", "size")),
+    "two forms of carbon intensity": (
+        {"jobDefaults": {"energy": {"carbon": {"gramsPerKwh": 0, "gramsPerKwhByHour": [1] * 24}}}},
+        ("jobDefaults.energy.carbon", "gramsPerKwhByHour"),
+    ),
+    "unknown operator of a toleration": (tolerations({"key": "a", "operator": "In"}), ("tolerations", "Exists")),
+    "unknown effect of a toleration": (tolerations({"key": "a", "effect": "Never"}), ("tolerations", "NoExecute")),
+    "value that has no effect": (
+        tolerations({"key": "a"}, {"key": "a", "operator": "Exists", "value": "x"}), ("tolerations[1].value", "Equal"),
+    ),
+    "seconds that have no effect": (
+        tolerations({"key": "a", "tolerationSeconds": 0}), ("tolerations[0].tolerationSeconds", "NoExecute"),
+    ),
     "monitor without service": (
         {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}, ("serviceMonitor", "service"),
     ),
@@ -187,6 +206,14 @@ def test_invalid_values_are_rejected(case: str) -> None:
     with pytest.raises(helm_python.HelmError) as refusal:
         render(values)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_values_that_look_like_zero_are_accepted() -> None:
+    for size in ("Auto", "10Gi", "0.5Gi", "100", "0.05G"):
+        assert render({"jobDefaults": {"trainer": {"scratch": {"size": size}}}})
+    for bandwidth in ("250M", "0.5G", "100", "1.0Gi"):
+        assert render({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": bandwidth}}}})
+    assert render(tolerations({"operator": "Exists"}, {"key": "a", "effect": "NoExecute", "tolerationSeconds": 0}))
 
 
 def test_every_value_is_in_the_schema_and_the_readme() -> None:

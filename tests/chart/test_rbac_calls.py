@@ -36,7 +36,7 @@ VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     ("kube/client.py", "uids"): WATCHED,
     ("kube/watch/reflector.py", "page"): (*WATCHED, kinds.WORKLOAD, kinds.PROVISIONING_REQUEST),
     ("kube/watch/reflector.py", "watch"): (*WATCHED, kinds.WORKLOAD, kinds.PROVISIONING_REQUEST),
-    ("app/main.py", "find"): (kinds.DLJOB, kinds.PROFILE),
+    ("app/main.py", "page"): (kinds.DLJOB, kinds.PROFILE),
     ("controller/rereading.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
     ("controller/queues.py", "page"): (kinds.WORKLOAD,),
     ("controller/queues.py", "get"): _FLAVORS,

@@ -16,6 +16,8 @@ MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None
 MISSING |= {"<NA>", "NaT", "N.A.", "n.a.", "\\N", "#DIV/0!", "#VALUE!", "#REF!"}
 GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 """A number with a comma that may separate thousands."""
+MAX_NUMBER = 1e100
+"""Largest absolute value of a number. The squares of larger ones, and so deviations, would be infinite."""
 MIN_NUMBERS = 0.95
 """A column with this part of numbers among its known cells is a column of numbers. The other cells count as missing."""
 WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([A-Za-zµ°Å²³/]{1,6})")
@@ -122,7 +124,10 @@ def as_values(column: Column, cells: Sequence[str]) -> Column:
 
 
 def number(text: str, form: str) -> float:
-    """Return the value of a cell, or NaN if it is missing or not a finite number. ``form``: as ``Column.form``."""
+    """Return the value of a cell, or NaN if it is missing, no number or above ``MAX_NUMBER``.
+
+    ``form``: as ``Column.form``.
+    """
     value = amount(text, form) if form in (POINT, COMMA) else _value(text, form if "." not in text else ".")
     return math.nan if text in MISSING or value is None else value
 
@@ -135,7 +140,15 @@ def _value(text: str, decimal: str) -> float | None:
         value = float(text.replace(",", ".") if decimal == "," else text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= MAX_NUMBER else None  # NaN is no number either.
+
+
+def is_large(text: str) -> bool:
+    """Return True for a number above ``MAX_NUMBER``, which is not read, or for infinity."""
+    try:
+        return abs(float(text.replace(",", "."))) > MAX_NUMBER
+    except ValueError:
+        return False
 
 
 def _identifies(name: str, values: Sequence[float], rows: int) -> bool:

@@ -116,8 +116,8 @@ def inspect_table(
     findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
     if not columns:
         raise DataError(
-            f"{table.path}: found no column that a model can learn {target!r} from{_reasons(left_out)}; expected numbers, "
-            "categories or dates. Pass --keep COLUMN to use a column that was left out."
+            f"{table.path}: found no column that a model can learn {target!r} from{_reasons(left_out)}; expected "
+            "numbers, categories or dates. Pass --keep COLUMN to use a column that was left out."
         )
     if len(columns) > len(rows):
         findings.append(

@@ -6,7 +6,7 @@ from math import log
 from statistics import quantiles
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column, number
+from dljob.suggest.inspection.columns import MAX_NUMBER, MISSING, Kind, inspect_column, is_large, number
 from dljob.suggest.reading.table import Table
 from dljob.suggest.wording import counted, rows_of
 
@@ -24,6 +24,8 @@ RARE = 0.1
 OUTLIER = 20
 """A target at so many interquartile ranges from the median is an outlier. Heavy tails of real prices stay below."""
 
+MIN_SPREAD = 1e-100
+"""Least difference between the largest and the smallest target. The squares of smaller ones would be 0."""
 SKEWED = 0.01
 """From this part of outliers on, they may be a tail instead of errors."""
 
@@ -71,11 +73,22 @@ def task_of(
     if task == REGRESSION:
         for i, value in zip(known, values, strict=True):
             if value != value:
+                cell = table.column(target)[i]
+                expected = "a number, because the task is regression"
+                remedy = "Correct it, or pass --task tabular-classification."
+                if is_large(cell):
+                    expected = f"a number of at most {MAX_NUMBER:g}, because larger ones have no finite squares"
+                    remedy = "Correct it, or write the logarithm of the target."
                 raise DataError(
-                    f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found "
-                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, "
-                    "or pass --task tabular-classification."
+                    f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found {cell!r:.60}; expected "
+                    f"{expected}. {remedy}"
                 )
+        if max(values) - min(values) < MIN_SPREAD:
+            raise DataError(
+                f"{table.path}: column {target!r}: found numbers such as {goal[0]!r:.60} that are equal, or nearly, as "
+                f"64-bit floats; expected differences of at least {MIN_SPREAD:g}. Subtract a constant, use another "
+                "unit, or choose another --target."
+            )
         return task, column.form, {}
     classes = dict(counts.most_common())
     if len(classes) > MAX_CLASSES or len(classes) > len(goal) / 2:

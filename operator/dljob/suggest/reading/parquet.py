@@ -53,6 +53,7 @@ def read_parquet(path: Path) -> Table:
         raise DataError(_unreadable(path, error)) from None
     if not table.num_rows or not table.num_columns:
         raise DataError(f"{path}: found a table without rows; expected rows of data. Check the path.")
+    table = table.rename_columns([name.strip() for name in table.column_names])
     names = [name for name in table.column_names if not INDEX.fullmatch(name)]
     if (blank := next((name for name in names if not name.strip()), None)) is not None:
         raise DataError(f"{path}: found a column with the name {blank!r}; expected a name. Rename it.")
@@ -79,7 +80,7 @@ def _schema(file: Path, parquet: Any, pyarrow: Any) -> tuple[int, dict[str, str]
             fields, rows = list(opened.schema_arrow), opened.metadata.num_rows
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(_unreadable(file, error)) from None
-    if twice := [name for name, count in Counter(field.name for field in fields).items() if count > 1]:
+    if twice := [name for name, count in Counter(field.name.strip() for field in fields).items() if count > 1]:
         raise DataError(f"{file}: found two columns {twice[0]!r}; expected unique names. Rename one.")
     return rows, {field.name: str(field.type) for field in fields}
 

@@ -82,7 +82,13 @@ def read_json_lines(path: Path, encoding: str | None = None) -> Table:
                 f"{path}: line {line_number}: found {line.strip()[:40]!r}; expected a JSON object such as "
                 '{"text": "…", "label": "…"}. Correct the line.'
             )
-        found.append((line_number, record))
+        stripped = {name.strip(): value for name, value in record.items()}
+        if len(stripped) < len(record):
+            raise DataError(
+                f"{path}: line {line_number}: found keys that differ in blanks at their ends only; expected unique "
+                "names. Rename one."
+            )
+        found.append((line_number, stripped))
     return _table(path, found, encoding, notes)
 
 

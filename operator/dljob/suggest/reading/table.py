@@ -286,7 +286,7 @@ def _rows(
 
 
 def _header(path: Path, row: Sequence[str], line: int) -> tuple[str, ...]:
-    names = tuple(row)
+    names = tuple(name.strip() for name in row)
     if names[0].lower().startswith("sep="):
         raise DataError(
             f"{path}: line {line}: found {names[0]!r}, a line for Excel; expected the names of the columns. Remove it."
@@ -299,14 +299,12 @@ def _header(path: Path, row: Sequence[str], line: int) -> tuple[str, ...]:
         )
     # pandas and R write the index of the rows as a first column without a name. inspect_table leaves it out.
     if blank := [
-        i
-        for i, name in enumerate(names, 1)
-        if not name.strip() and i <= max(given) and (i > 1 or name or len(names) < 3)
+        i for i, name in enumerate(row, 1) if not name.strip() and i <= max(given) and (i > 1 or name or len(names) < 3)
     ]:
         raise DataError(
             f"{path}: line {line}: found no name of column {blank[0]}; expected a name for each column. Add one."
         )
-    if twice := [name for name, count in Counter(names).items() if count > 1 and name.strip()]:
+    if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
         header = " If the first row is one of data, add a row with names above it." if _is_number(twice[0]) else ""
         raise DataError(
             f"{path}: line {line}: found two columns {twice[0]!r}; expected unique names. Rename one.{header}"

@@ -1,11 +1,16 @@
 """First lines that name no columns: the error says so, instead of a model with a value as the name of its target."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.reading.records import read_any_table
 from dljob.suggest.reading.table import read_table
 from dljob.suggest.subject import Options, read_subject
 
@@ -57,3 +62,35 @@ def test_columns_without_a_name_at_the_end_are_left_out_if_they_are_empty(tmp_pa
     assert table.notes == ("2 columns without a name at the end are left out; line 41 has 'note' there.",)
     with pytest.raises(DataError, match="found no name of column 4"):
         read(path, "a,b,c,", *(f"{row},7" for row in ROWS))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_blanks_at_the_ends_of_names_do_not_count(tmp_path: Path, suffix: str) -> None:
+    """Fixed bug: ``--target y`` found no column, because the file has ``y`` with a blank behind it."""
+    path, rows = tmp_path / f"data.{suffix}", [(i % 7, "u" if i % 7 > 3 else "v") for i in range(60)]
+    if suffix == "csv":
+        path.write_text("\n".join(["a , y ", *(f"{a},{y}" for a, y in rows)]), encoding="utf-8")
+    elif suffix == "jsonl":
+        path.write_text("\n".join(json.dumps({"a ": a, " y ": y}) for a, y in rows), encoding="utf-8")
+    else:
+        parquet.write_table(pyarrow.table({"a ": [a for a, _ in rows], " y ": [y for _, y in rows]}), path)
+    subject = read_subject(Options(path, target="y"))
+    assert isinstance(subject.facts, TableFacts) and [column.name for column in subject.facts.columns] == ["a"]
+    settings = subject.models(None)[0]
+    module: dict[str, Any] = {}
+    exec(subject.project(settings, None)["data.py"], module)
+    found = module["read"](path)
+    assert len(found) == 60 and found[0] == {"a": "0", "y": "v"}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_names_that_differ_in_blanks_only_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"data.{suffix}"
+    if suffix == "csv":
+        path.write_text("\n".join(["y ,a,y", *["1,2,3"] * 20]), encoding="utf-8")
+    elif suffix == "jsonl":
+        path.write_text('{"y ": 1, "y": 2}\n' * 20, encoding="utf-8")
+    else:
+        parquet.write_table(pyarrow.table({"y ": [1], "y": [2]}), path)
+    with pytest.raises(DataError, match="unique"):
+        read_any_table(path)

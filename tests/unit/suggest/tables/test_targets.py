@@ -102,3 +102,25 @@ def test_one_row_without_a_target_is_in_the_singular(tmp_path: Path) -> None:
 def test_a_class_of_one_row_is_found_in_small_tables_too(tmp_path: Path) -> None:
     """Fixed bug: only classes with less than a tenth of an equal share were named."""
     assert has(facts(tmp_path, ["w", *cycle("u", "v")[:20]]), "Class 'w' has one row. The test part cannot judge it.")
+
+
+@pytest.mark.parametrize(
+    ("goal", "expected"),
+    [
+        pytest.param([f"1.{i}e300" for i in range(ROWS)], "found '1.0e300'; expected a number of at most", id="all"),
+        pytest.param([*(f"{i}.5" for i in range(ROWS - 1)), "-2e120"], "found '-2e120'; expected a number", id="one"),
+        pytest.param([f"1.{i}e-300" for i in range(ROWS)], "found numbers such as '1.0e-300'", id="tiny"),
+        pytest.param([10**25 + i for i in range(ROWS)], "equal, or nearly, as 64-bit floats", id="equal as floats"),
+    ],
+)
+def test_targets_whose_squares_are_infinite_or_zero_are_refused(
+    tmp_path: Path, goal: list[object], expected: str
+) -> None:
+    """Fixed bug: the deviation became infinite or 0, all scaled targets were equal, and every model looked perfect."""
+    with pytest.raises(DataError) as error:
+        facts(tmp_path, goal, task="regression")
+    assert expected in str(error.value)
+
+
+def test_large_targets_within_the_limit_are_numbers(tmp_path: Path) -> None:
+    assert facts(tmp_path, [f"1.{i}e90" for i in range(ROWS)]).task == "regression"
