@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, log
+from math import copysign, exp, isfinite, log
 from statistics import median
 
 from dljob.calibrate.learned import Learned, LearnedPoint
@@ -14,6 +14,18 @@ MEMORY = 200
 
 Because of this limit, later measurements keep some weight.
 """
+RUN_STEPS = 50
+"""Maximum number of observed steps of one run that count at one batch size. What disturbs a run, such as a neighbour on
+the machine, disturbs its ranks together, so more ranks are not more evidence."""
+DISTURBED = 1.25
+"""Factor between a run and a stored time of several runs from which the run counts as disturbed. Equal runs on shared
+machines differ by 1.1 at the median (``repeats``), a standard deviation of 0.14 of the logarithm. The factor is 1.5
+standard deviations, as is usual for Huber's limit."""
+_DOUBT = 3
+"""Number of stored observations that each step of a disturbed run cancels. One run of ``RUN_STEPS`` thereby lowers the
+evidence of any history to that of a single run."""
+MAX_RUNS = 4
+"""Maximum number of runs that count in the mean of a constant without a number of observations (``_moved``)."""
 ABSURD = 100.0
 """Maximum factor between a measured and an expected time. A measurement that differs more counts as an error."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
@@ -93,8 +105,9 @@ def learn(
     node of the run. ``machine_nodes``: nodes of the run on one machine, whose cores they shared. Points that were
     measured with other ``cores``, ``ranks`` or ``machine_nodes`` stay as they are.
 
-    If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
-    ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
+    If the run has several times for one batch, their median counts, as at most ``RUN_STEPS`` observed steps. Its
+    logarithm is averaged with that of the time in ``before``, weighted by the numbers of observed steps (``_merged``).
+    The other constants are means over runs (``_moved``). Impossible values are ignored.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {_key(p): p for p in before.points}
@@ -102,15 +115,16 @@ def learn(
     for m in without_outliers(session, expected_s):
         by_batch.setdefault(m.batch, []).append(m)
     for batch, group in by_batch.items():
-        new_s, steps = median(m.compute_s for m in group), min(MEMORY, sum(m.steps for m in group))
+        new_s, steps = median(m.compute_s for m in group), min(RUN_STEPS, sum(m.steps for m in group))
         new = LearnedPoint(batch, new_s, steps, cores, ranks, machine_nodes)
         points[_key(new)] = _merged(points.get(_key(new)), new, expected_s)
+    runs = 1 + (before.repeats.runs if before.repeats else 0)
     return Learned(
         points=_bounded(sorted(points.values(), key=_key)),
-        fetch_s=_moved(before.fetch_s, fetch_s, 1e-9, 1e4),
-        computing_W=_moved(before.computing_W, computing_W, 1e-2, 1e5),
-        link_latency_s=_moved(before.link_latency_s, link_latency_s, 1e-7, 10.0),
-        link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, 1e3, 1e13),
+        fetch_s=_moved(before.fetch_s, fetch_s, runs, 1e-9, 1e4),
+        computing_W=_moved(before.computing_W, computing_W, runs, 1e-2, 1e5),
+        link_latency_s=_moved(before.link_latency_s, link_latency_s, runs, 1e-7, 10.0),
+        link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, runs, 1e3, 1e13),
     )
 
 
@@ -119,19 +133,31 @@ def _merged(
 ) -> LearnedPoint:
     """Return the geometric mean of two points of the same batch, weighted by their numbers of observed steps.
 
-    At most ``MEMORY`` / 2 observations of ``old`` count. Return ``new`` if ``old`` is None. Also return ``new`` if the
-    two differ by more than a factor ``OUTLIER`` and ``new`` is nearer to ``expected_s``, because a wrong ``old`` would
-    distort the mean for many runs.
+    Return ``new`` if ``old`` is None. Also return ``new`` if the two differ by more than a factor ``OUTLIER``, ``new``
+    is nearer to ``expected_s``, and ``old`` is further from it than this factor, because a wrong ``old`` would distort
+    the mean for many runs.
+
+    If the two differ by more than a factor ``DISTURBED``, one run cannot show whether it was disturbed or the device
+    has changed. Against a history of more than one run (``RUN_STEPS``), the difference then counts as ``DISTURBED``
+    only (Huber 1964), so that the run has little influence. The stored number of observations falls instead of rising,
+    so that the next run has more weight: it confirms the change, or it corrects the mean. This is the forgetting of
+    adaptive filters, which after an unexpected innovation trust the state less (Fortescue, Kershenbaum, Ydstie 1981).
     """
     if old is None:
         return new
-    if expected_s is not None and abs(log(old.compute_s / new.compute_s)) > log(OUTLIER):
+    difference = log(new.compute_s / old.compute_s)
+    if expected_s is not None and abs(difference) > log(OUTLIER):
         old_off, new_off = (abs(log(p.compute_s / expected_s(p.batch))) for p in (old, new))
-        if new_off < old_off:
+        if new_off < old_off and old_off > log(OUTLIER):
             return new
-    w = min(old.observations, MEMORY // 2)
-    mean = (w * log(old.compute_s) + new.observations * log(new.compute_s)) / (w + new.observations)
-    return replace(new, compute_s=exp(mean), observations=min(MEMORY, w + new.observations))
+    stored, steps, limit = min(old.observations, MEMORY), new.observations, log(DISTURBED)
+    observations = min(MEMORY, stored + steps)
+    if abs(difference) > limit:
+        observations = max(steps, min(stored, RUN_STEPS), stored - _DOUBT * steps)
+        if stored > RUN_STEPS:
+            difference = copysign(limit, difference)
+    moved_s = old.compute_s * exp(difference * steps / (stored + steps))
+    return replace(new, compute_s=moved_s, observations=observations)
 
 
 def _key(point: LearnedPoint) -> tuple[int, int, int, int]:
@@ -142,15 +168,19 @@ def _key(point: LearnedPoint) -> tuple[int, int, int, int]:
     return point.cores or 0, point.ranks, point.machine_nodes, point.batch
 
 
-def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
-    """Return the geometric mean of the stored value ``old`` and the measured value ``new``.
+def _moved(old: float | None, new: float | None, runs: int, least: float, most: float) -> float | None:
+    """Return the geometric mean of the stored value ``old`` of ``runs`` runs and the measured value ``new`` of one.
 
-    A value is valid if it is from ``least`` to ``most``. If ``new`` is None or not valid, return ``old``, which may be
-    None. Otherwise, if ``old`` is None or not valid, return ``new``.
+    At most ``MAX_RUNS`` runs count, ``new`` included: an exponentially weighted mean, which a single disturbed run
+    moves little, and which follows a lasting change within a few runs. A value is valid if it is from ``least`` to
+    ``most``. If ``new`` is None or not valid, return ``old``, which may be None. Otherwise, if ``old`` is None or not
+    valid, return ``new``.
     """
     if new is None or not isfinite(new) or not least <= new <= most:
         return old
-    return new if old is None or not least <= old <= most else (old * new) ** 0.5
+    if old is None or not least <= old <= most:
+        return new
+    return exp(log(old) + log(new / old) / (min(runs, MAX_RUNS - 1) + 1))
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:

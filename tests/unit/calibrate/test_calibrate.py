@@ -1,7 +1,8 @@
 """Tests of calibration: how runs update profiles, and robustness against bad measurements."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
-from math import inf, nan
+from math import inf, log, nan
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from dlcontract import Mismatch, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.api import ComputePoint, DLProfileStatus
 from dljob.calibrate import MAX_POINTS, Measured, Place, in_session, learn, without_outliers
+from dljob.calibrate.learned import Repeats
 from dljob.job.identity import profile_name
 from dljob.job.profiles import devices, learned, updated_profile
 from dljob.planner import Learned, LearnedPoint
@@ -72,6 +74,31 @@ class TestLearn:
         for _ in range(60):
             known = learn(known, measured(16, factor=2.0))
         assert times(known)[16] == pytest.approx(2 * line(16), rel=0.1)
+
+    @pytest.mark.parametrize("factor", [0.2, 0.5, 1.4, 3.0])
+    @pytest.mark.parametrize("ranks", [1, 4])
+    def test_one_disturbed_run_hardly_moves_a_strong_history(self, ranks: int, factor: float) -> None:
+        """Fixed bug: a run of four ranks counted two thirds of the mean, against 20 earlier runs."""
+        good, bad = ([Measured(16, each * line(16), 50)] * ranks for each in (1.0, factor))
+        known = Learned(repeats=Repeats(19, 0.1))
+        for _ in range(20):
+            known = learn(known, good, fetch_s=0.01)
+        known = learn(replace(known, repeats=Repeats(20, 0.1)), bad, fetch_s=0.01 * factor)
+        assert times(known)[16] == pytest.approx(line(16), rel=0.06)
+        assert known.fetch_s is not None
+        assert abs(log(known.fetch_s / 0.01)) <= 0.26 * abs(log(factor))
+        known = learn(known, good)
+        assert times(known)[16] == pytest.approx(line(16), rel=0.03), "the next run corrects it"
+
+    @pytest.mark.parametrize("factor", [0.2, 0.5, 1.4, 3.0])
+    @pytest.mark.parametrize("ranks", [1, 4])
+    def test_a_lasting_change_is_learned_within_four_runs(self, ranks: int, factor: float) -> None:
+        known = Learned()
+        for _ in range(20):
+            known = learn(known, [Measured(16, line(16), 50)] * ranks)
+        for _ in range(4):
+            known = learn(known, [Measured(16, factor * line(16), 50)] * ranks)
+        assert abs(log(times(known)[16] / line(16)) / log(factor) - 1) < 0.2
 
     def test_one_bad_run_has_little_effect_on_a_well_measured_point(self) -> None:
         known = Learned((LearnedPoint(16, line(16), 200),))

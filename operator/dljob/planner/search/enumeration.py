@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dljob.cluster.catalogue import vendor
 from dljob.planner.candidates.options import Option
-from dljob.planner.search.objective import scores
+from dljob.planner.search.objective import meets_all, scores
 from dljob.planner.search.objective import tolerance as equally_good
 from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.screen import Counts, Screen, Screened
@@ -272,8 +272,9 @@ class Search:
         """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
         The others are the row with the fewest GPUs or CPUs among those within the relative ``tolerance`` of the best
-        score, the best row of each of ``count`` sets of devices, rows with the best set of devices but other numbers of
-        nodes, and trade-offs between time, energy and cost.
+        score that meet the deadline (of all of them, if none meets it), the best row of each of ``count`` sets of
+        devices, rows with the best set of devices but other numbers of nodes, and trade-offs between time, energy and
+        cost.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
@@ -281,6 +282,8 @@ class Search:
             return []
         picked = dict.fromkeys(order[:count].tolist())
         near = order[self.scores[order] <= self.scores[order[0]] * self._tolerance(order, tolerance)]
+        in_time = meets_all(self.request, self.found.step_p90_s[near])
+        near = near[in_time] if in_time.any() else near
         picked[int(near[np.argmin(self.counts[near] @ self._devices)])] = None
         kinds = (self.counts[order] > 0) @ self._hashing
         best = order[kinds == kinds[0]]

@@ -34,6 +34,12 @@ def meets(request: Request, total_p90_s: float) -> bool:
     return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
 
 
+def meets_all(request: Request, step_p90_s: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return for each p90 time of a step whether a training without interruptions meets the deadline (``meets``)."""
+    found: NDArray[np.bool_] = step_p90_s * request.total_steps + STARTUP_S <= (request.deadline_s or np.inf)
+    return found
+
+
 def by_p90(request: Request) -> bool:
     """Return True if plans are compared by p90 time: with a deadline, or if multi-device steps were measured."""
     return request.cautious or request.deadline_s is not None
@@ -174,5 +180,26 @@ def _best(request: Request, choices: list[Choice]) -> Choice:
         and not (on_cpus and any(g.is_gpu for g in c.groups))
     ]  # fmt: skip
     if request.minimize == "Time":
-        return min(tied, key=_smallest_first)
+        found = min(tied, key=_smallest_first)
+        return _without_idle_cpus(request, choices, found, choices[best]) if on_cpus else found
     return min(tied, key=lambda c: (c.prediction.total_s, size(c), c.summary))
+
+
+def _without_idle_cpus(request: Request, choices: list[Choice], found: Choice, best: Choice) -> Choice:
+    """Return the plan that remains if plans with fewer CPUs replace ``found`` until its CPUs save enough time.
+
+    ``found`` may tie with ``best``, the plan with the lowest score, on fewer nodes, whose plans were not compared. A
+    plan on as many nodes or more replaces it if the additional CPUs save less than ``CORES_PAY`` for each doubling.
+    """
+    while True:
+        most, nodes = devices(found), sum(g.nodes for g in found.groups)
+        highest = score(request, found.prediction)
+        fewer = [
+            c for c in choices
+            if devices(c) < most and sum(g.nodes for g in c.groups) >= nodes and not any(g.is_gpu for g in c.groups)
+            and score(request, c.prediction) <= highest * (most / devices(c)) ** -log2(1 - CORES_PAY)
+            and _in_time(request, c, best)
+        ]  # fmt: skip
+        if not fewer:
+            return found
+        found = min(fewer, key=_smallest_first)

@@ -74,3 +74,17 @@ def test_interruptions_count_for_plans_that_are_late(minimize: Any) -> None:
     found, calm = (decided(replace(request, avoid_spot=avoid), cluster).chosen.prediction for avoid in (False, True))
     assert not objective.meets(request, calm.total_p90_s)
     assert found.total_p90_s <= calm.total_p90_s * (1 + objective.INDISTINCT)
+
+
+def test_a_plan_that_ties_on_fewer_nodes_also_saves_enough_for_its_cpus() -> None:
+    """Fixed bug: only the fastest plan was compared with plans of fewer CPUs, on as many nodes as it has."""
+    plain = choices(DIGITS, CPUS)[0]
+
+    def of(nodes: int, cores: float, seconds: float) -> Choice:
+        group = replace(plain.groups[0], nodes=nodes, shares=(8,) * nodes, cores=cores)
+        return replace(plain, groups=(group,), prediction=replace(plain.prediction, total_s=seconds))
+
+    fastest, tied, small = of(4, 2.0, 100.0), of(2, 3.5, 101.0), of(2, 2.0, 107.0)
+    assert objective.best(DIGITS, [fastest, tied]) is tied
+    assert objective.best(DIGITS, [tied, small]) is small
+    assert objective.best(DIGITS, [fastest, tied, small]) is small

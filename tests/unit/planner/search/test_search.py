@@ -64,6 +64,23 @@ class TestSearch:
         chosen = objective.score(request, decided(request, cluster).chosen.prediction)
         assert best * (1 - 1e-9) <= chosen <= best * (1 + objective.INDISTINCT)
 
+    def test_the_smallest_row_of_equally_good_ones_meets_the_deadline(self) -> None:
+        """Fixed bug: the row with the fewest devices was one that misses the deadline, although another meets it."""
+        rank_options = self.rank_options(replace(RESNET, global_batch=4096), [(100, 1.0)])
+
+        def smallest(deadline_s: float) -> tuple[Search, int]:
+            request = replace(RESNET, global_batch=4096, deadline_s=deadline_s)
+            search = Search(rank_options, request, Screen(rank_options, request, workload_of(request)))
+            search.run()
+            return search, int(search.best(1, 10.0)[1].sum())
+
+        loose, nodes = smallest(1e12)
+        of_nodes = {int(n): float(s) for n, s in zip(loose.counts.sum(axis=1), loose.found.step_p90_s, strict=True)}
+        late_s = of_nodes[nodes] * RESNET.total_steps + objective.STARTUP_S
+        _, more = smallest(late_s * (1 - 1e-6))
+        assert of_nodes[more] < of_nodes[nodes]
+        assert more > nodes
+
     @settings(max_examples=10, deadline=None)
     @given(st.lists(st.tuples(st.integers(20, 200), st.floats(0.05, 1.0)), min_size=3, max_size=6), st.integers(7, 15))
     @example([(98, 0.75), (99, 0.375), (155, 0.5)], 8)
