@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 def numbers(options: Any) -> Any:
@@ -35,3 +36,29 @@ def like(own: Any, saved: Any) -> Any:
     if isinstance(own, tuple) and isinstance(saved, list) and len(own) == len(saved):
         return tuple(like(*each) for each in zip(own, saved, strict=True))
     return own.new_tensor(saved) if isinstance(own, Tensor) else saved
+
+
+def load_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Load ``saved``, a ``state_dict()``, into ``optimizer``.
+
+    torch takes each string in the state of a parameter for a container, and replaces it by the text of a generator
+    object. This function restores these strings.
+    """
+    optimizer.load_state_dict(saved)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        if index in saved["state"]:
+            optimizer.state[parameter] = _with_strings(optimizer.state[parameter], saved["state"][index])
+
+
+def _with_strings(loaded: Any, saved: Any) -> Any:
+    """Return ``loaded`` with the strings of ``saved`` in place of those that torch has replaced."""
+    if isinstance(loaded, str) and isinstance(saved, str):
+        return saved if loaded.startswith("<generator object ") else loaded
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        for key in loaded.keys() & saved.keys():
+            loaded[key] = _with_strings(loaded[key], saved[key])
+    elif isinstance(loaded, list | tuple) and isinstance(saved, list | tuple) and len(loaded) == len(saved):
+        return type(loaded)(_with_strings(*each) for each in zip(loaded, saved, strict=True))
+    return loaded

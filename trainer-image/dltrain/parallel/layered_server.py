@@ -25,6 +25,7 @@ from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.schedules.layered_server import LayeredBroadcast, LayeredGather
+from dltrain.optim.options import load_state
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.protocol.errors import BadInputError, MisuseError
@@ -144,7 +145,7 @@ class LayeredServer(DataParallel):
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
         """Load the optimizer's state from a checkpoint. Workers load only the options of the parameter groups."""
-        optimizer.load_state_dict(parts if self._serves else parts | {"state": {}})
+        load_state(optimizer, parts if self._serves else parts | {"state": {}})
 
     def abandon(self) -> None:
         super().abandon()

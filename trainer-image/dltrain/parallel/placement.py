@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.optim.options import load_state
 from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap
 
@@ -129,7 +130,7 @@ class Placement:
         ``parts``: a ``state_dict()`` with the groups and parameter indices of an optimizer for the whole model. Its
         tensors are the parts that ``optimizer_part`` has returned; parameters without a part on this rank are absent.
         """
-        optimizer.load_state_dict(parts)
+        load_state(optimizer, parts)
 
     # Methods for sharded checkpoints, if ``writes_rows`` is true
 

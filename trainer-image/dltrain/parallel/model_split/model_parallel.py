@@ -26,6 +26,7 @@ from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
 from dltrain.models.deferred import InitialValues, forget_initial_values, initial_values, temporary
+from dltrain.optim.options import load_state
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
@@ -305,7 +306,7 @@ class ModelParallel(DataParallel):
             group | {"params": [local[name] for name in members if name in local]}
             for group, members in zip(parts["param_groups"], self._groups, strict=True)
         ]
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
+        load_state(optimizer, {"state": states, "param_groups": groups})
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
         """Return whole tensors on rank 0, assembled from the parts of all ranks; an empty dictionary elsewhere.

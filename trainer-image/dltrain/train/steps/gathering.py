@@ -129,8 +129,13 @@ class _Gather(torch.autograd.Function):
         if participants.lost() is not None:
             return gradient.new_zeros(ctx.shape), None
         weight = participants.weight() if participants.counts else 0.0
-        content = gradient.detach().to("cpu", torch.float64).contiguous()
-        total = _sum((content * weight if weight else torch.zeros_like(content)).reshape(-1), participants)
+        wide = torch.complex128 if gradient.is_complex() else torch.float64
+        content = gradient.detach().to("cpu", wide).resolve_conj().contiguous()
+        weighed = (content * weight if weight else torch.zeros_like(content)).reshape(-1)
+        if weighed.is_complex():
+            total = torch.view_as_complex(_sum(torch.view_as_real(weighed), participants))
+        else:
+            total = _sum(weighed, participants)
         if not participants.counts:
             return gradient.new_zeros(ctx.shape), None
         if not weight:
