@@ -96,9 +96,9 @@ class HttpApiServer:
         for queue in self._watches[kind.plural]:
             queue.put_nowait(_error_event(500, "InternalError"))
 
-    def watched(self, kind: Kind) -> bool:
-        """Return True if a watch of the kind is open."""
-        return bool(self._watches[kind.plural])
+    def watched(self, kind: Kind, watches: int = 1) -> bool:
+        """Return True if at least ``watches`` watches of the kind are open."""
+        return len(self._watches[kind.plural]) >= watches
 
     def _tell(self, resource: str, what: str, body: Json) -> None:
         event = {"type": what, "object": body}
