@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import yaml
@@ -244,8 +245,8 @@ async def set_up(api: Api, crds: list[Json], nodes: list[Json], foreign: list[Js
     for name in names:
         await _until_found(partial(api.get, SERVICE_ACCOUNT, name, "default"))
     await all_of(partial(api.create, POD, body) for body in foreign)
-    end_s = time.monotonic() + 30 + len(foreign) / 20
-    while await api.find(POD, "others", fieldSelector="status.phase=Pending", limit="1"):
+    end_s, whole = time.monotonic() + 30 + len(foreign) / 20, Api(api.session, api.server, max_nbytes=inf)
+    while await whole.find(POD, "others", fieldSelector="status.phase=Pending"):
         if time.monotonic() > end_s:
             raise SystemExit("pods of others: found some Pending; expected KWOK to run all. See its log")
         await asyncio.sleep(1.0)
