@@ -8,6 +8,7 @@ import pytest
 from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, NODE, POD, PRIORITY_CLASS
 from dljob.scheduling import PROTECTED_S
+from support.builders import T4
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
 from support.controller.shared_devices import remove_pods, replicas
 from support.servers.fake_api import FakeCluster
@@ -93,6 +94,28 @@ def test_forecast_counts_devices_of_a_stopping_job_as_nearly_free() -> None:
         found = operator.planning.outlook(high)
         assert found is not None and found.latest is not None
         assert found.latest - operator.now < timedelta(minutes=1)
+
+    preempting(body)
+
+
+def test_job_is_preempted_on_a_node_with_room_for_one_pod_whose_other_devices_are_free() -> None:
+    """Fixed bug: nothing counted as free on a node with its maximum of pods, also after the last of them has stopped."""
+
+    def fixed(nodes: int, ranks: int) -> Json:
+        group = {"device": T4, "nodes": nodes, "ranksPerNode": ranks, "batchPerRank": 64 // (nodes * ranks)}
+        return {**ONE, "nodes": {"min": nodes, "max": nodes}, "planning": {"mode": "Fixed", "groups": [group]}}
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        for node in ("n1", "n2"):
+            allocatable = {"nvidia.com/gpu": "2", "pods": "1"}
+            await cluster.api.merge(NODE, None, node, {"status": {"allocatable": allocatable}})
+        low = cluster.submit("low", **fixed(1, 1))
+        await run_on(cluster, operator, low, "n1")
+        high = cluster.submit("high", second=1, **urgent(fixed(2, 2)))
+        await operator.watch(15.0)
+        assert await replicas(cluster, low) == 0 and operator.planned(high) == "MakingRoom"
+        await remove_pods(cluster, operator, low, 15.0)
+        await run_on(cluster, operator, high, "n1", "n2")
 
     preempting(body)
 
