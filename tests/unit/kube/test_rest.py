@@ -154,7 +154,7 @@ def test_list_returns_items_and_version() -> None:
     found, requests, _ = against([(200, first, {}), (200, body, {})], lambda api: api.uids(NODE, None, "a=b"))
     assert found == (["t", "u"], 7)
     assert [dict(request.query) for request in requests] == [
-        {"labelSelector": "a=b", "limit": "500"}, {"labelSelector": "a=b", "limit": "500", "continue": "next"},
+        {"labelSelector": "a=b", "limit": "100"}, {"labelSelector": "a=b", "limit": "100", "continue": "next"},
     ]  # fmt: skip
     assert all("PartialObjectMetadataList" in request.headers["Accept"] for request in requests)
     assert against([(200, {"items": None}, {})], lambda api: api.find(NODE, None))[0] == []
