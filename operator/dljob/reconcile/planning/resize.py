@@ -57,6 +57,11 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
     return _moves(parsed) or _stranded(parsed, now) or (parsed.observed.capacity_grew and _can_grow(parsed, now))
 
 
+def may_grow(parsed: ParsedJob, now: datetime) -> bool:
+    """Return True if a job that trains may restart on more or other devices now, if that is better for itself."""
+    return not parsed.queued and _may(parsed) and _can_grow(parsed, now)
+
+
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
     """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs."""
     return lets_move(parsed) and _can_grow(parsed, now)
