@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import monotonic
 
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
-from dljob.job.queue import Flavor
+from dljob.job.queue import Flavor, KueueAccess
 from dljob.kube import Api, ApiError, Cache, JobKey, RejectedError
 from dljob.kube.kinds import Kind
 from dljob.kube.watch import Reflector
@@ -62,17 +62,20 @@ class Queues:
         silence_s: float = SILENCE_S,
     ) -> None:
         """``changed``: called with the key of a job if its Workload has changed. It is also called for each job in a
-        queue if the API version of Kueue has changed, or the reason why the operator cannot use Kueue.
+        queue if the API version of Kueue has changed, or the reason why the operator cannot use Kueue for the job.
 
         ``silence_s``: seconds without an event after which a watch is opened again.
         """
         self._api, self._cache, self._namespaces, self._requeue = api, cache, namespaces, changed
         self._silence_s = silence_s
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: dict[str | None, tuple[Reflector, asyncio.Task[None]]] = {}
+        """The watches of Workloads by namespace (None: all namespaces), where the operator may read these."""
+        self.reflectors: tuple[Reflector, ...] = ()
+        """The watches of Workloads, for other threads; empty while Kueue is not there."""
         self._watched = ""
         """API version of the Workloads that are watched; empty: none."""
-        self.reflectors: tuple[Reflector, ...] = ()
-        """The watches of Workloads; empty while Kueue is not there."""
+        self._began_s = 0.0
+        """Time of the event loop in seconds at which the last watch began."""
         self._known: dict[tuple[str, str], tuple[float, dict[str, object]]] = {}
         """Cluster-wide objects by plural and name: when each was read, and its body.
 
@@ -84,7 +87,7 @@ class Queues:
         Also set if that is not known after about ``FIRST_LOOK_S`` seconds, so that jobs without a queue go on. Jobs
         with a queue then wait, and their condition Admitted says why.
         """
-        cache.queue_problem = NOT_SERVED
+        cache.kueue = KueueAccess(problem=NOT_SERVED)
 
     async def run(self) -> None:
         """Check forever which API version Kueue serves, and watch its Workloads. When cancelled, stop the watches."""
@@ -96,7 +99,7 @@ class Queues:
                 except ApiError as error:
                     log.warning("the API of Kueue could not be looked up (%s); trying again", error)
                     if not self.looked.is_set() and asyncio.get_running_loop().time() - began_s >= FIRST_LOOK_S:
-                        self._set("", UNREADABLE.format(error))
+                        self._set(KueueAccess(problem=UNREADABLE.format(error)))
                         self.looked.set()
                 else:
                     self.looked.set()
@@ -107,61 +110,86 @@ class Queues:
     async def _look(self) -> None:
         served = await self._api.versions_of(GROUP)
         version = next((f"{GROUP}/{each}" for each in VERSIONS if each in served), "")
-        problem = "" if version else NOT_SERVED
-        if version and version != self._cache.queue_api:
-            try:
-                for namespace in self._namespaces or (None,):
-                    await self._api.page(_workload_kind(version), namespace, JOB_LABEL, 1, "")
-            except ApiError as error:
-                if not error.forbidden:
-                    raise
-                version, problem = "", FORBIDDEN
-        if version != self._watched or any(task.done() for task in self._watches):
+        if version != self._watched:
             await self._end_watches()
             self._watched = version
-            if version:
-                self._begin_watches(_workload_kind(version))
-        if version and (unsynced := await self._unsynced()):
-            version, problem = "", UNREADABLE.format(f"{unsynced} of {len(self.reflectors)} lists are missing")
-        self._set(version, problem)
-
-    def _set(self, version: str, problem: str) -> None:
-        """Use another API version of Kueue, or none because of ``problem``. Queue the jobs that this affects."""
-        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem):
+        if not version:
+            self._set(KueueAccess(problem=NOT_SERVED))
             return
-        log.info("Kueue: %s", version or problem)
-        self._cache.queue_api, self._cache.queue_problem = version, problem
+        problems = await self._begin_watches(_workload_kind(version))
+        for namespace in await self._unsynced():
+            problems[namespace] = UNREADABLE.format("the first list is missing; the operator's log has the error")
+        if None in problems:  # The only watch is that of all namespaces.
+            self._set(KueueAccess(problem=problems[None]))
+        else:
+            self._set(KueueAccess(version, problems={name: text for name, text in problems.items() if name}))
+
+    def _set(self, access: KueueAccess) -> None:
+        """Use another API version of Kueue, or none, in all or some namespaces. Queue the jobs that this affects."""
+        before = self._cache.kueue
+        if access == before:
+            return
+        if access.of("") != before.of(""):
+            log.info("Kueue: %s", access.api_version or access.problem)
+        for name, text in access.problems.items():
+            if text != before.problems.get(name):
+                log.warning("Kueue in namespace %s: %s", name, text)
+        for name in before.problems.keys() - access.problems.keys():
+            log.info("Kueue in namespace %s: %s", name, access.api_version or access.problem)
+        self._cache.kueue = access
         for job in self._cache.jobs():
-            if job.queue:
+            if job.queue and access.of(job.namespace) != before.of(job.namespace):
                 self._requeue(job.key)
 
-    def _begin_watches(self, kind: Kind) -> None:
-        self.reflectors = tuple(
-            Reflector(
+    async def _begin_watches(self, kind: Kind) -> dict[str | None, str]:
+        """Watch the Workloads in each namespace in which they are not watched yet, if the operator may read them.
+
+        Return the problem of each namespace in which it may not.
+        """
+        problems: dict[str | None, str] = {}
+        for namespace in self._namespaces or (None,):
+            if namespace in self._watches:
+                if not self._watches[namespace][1].done():
+                    continue
+                await self._end_watches([namespace])
+            try:
+                await self._api.page(kind, namespace, JOB_LABEL, 1, "")
+            except ApiError as error:
+                if error.forbidden:
+                    problems[namespace] = FORBIDDEN
+                    continue  # After other errors, the watch tries again.
+            each = Reflector(
                 self._api, self._cache, kind, namespace, JOB_LABEL, self._changed(), self._requeue, self._silence_s
             )
-            for namespace in self._namespaces or (None,)
-        )
-        self._watches = [asyncio.create_task(each.run(), name=f"watch of {each.name}") for each in self.reflectors]
+            self._watches[namespace] = each, asyncio.create_task(each.run(), name=f"watch of {each.name}")
+            self._began_s = asyncio.get_running_loop().time()
+        self.reflectors = tuple(each for each, _ in self._watches.values())
+        return problems
 
-    async def _unsynced(self) -> int:
-        """Wait at most ``FIRST_LOOK_S`` seconds for the first lists of all watches. Return how many are missing."""
+    async def _unsynced(self) -> list[str | None]:
+        """Wait for the first lists of all watches. Return the namespaces (None: all) whose list is missing.
+
+        Wait until ``FIRST_LOOK_S`` seconds after the last watch began, so that a list that never comes does not delay
+        each look.
+        """
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK_S):
+            async with asyncio.timeout_at(self._began_s + FIRST_LOOK_S):
                 for each in self.reflectors:
                     await each.synced.wait()
-        return sum(not each.synced.is_set() for each in self.reflectors)
+        return [namespace for namespace, (each, _) in self._watches.items() if not each.synced.is_set()]
 
-    async def _end_watches(self) -> None:
-        for task in self._watches:
+    async def _end_watches(self, namespaces: Sequence[str | None] | None = None) -> None:
+        """End the watches in ``namespaces``; None: all watches."""
+        ended = [self._watches.pop(each)[1] for each in (list(self._watches) if namespaces is None else namespaces)]
+        self.reflectors = tuple(each for each, _ in self._watches.values())
+        for task in ended:
             task.cancel()
-        for result in await asyncio.gather(*self._watches, return_exceptions=True):
+        for result in await asyncio.gather(*ended, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning(
                     "a watch of Kueue's Workloads ended (%s: %s); the operator opens it again while the API server "
                     "serves Kueue", type(result).__name__, result,
                 )  # fmt: skip
-        self._watches, self._watched, self.reflectors = [], "", ()
 
     def _changed(self) -> Changed:
         def changed(_: Kind, body: object) -> None:
@@ -227,9 +255,10 @@ class Queues:
         Do nothing if Kueue is not served, or if the Workload has changed or gone meanwhile: the job is reconciled again
         when the watch reports that. Raise RejectedError if the API server, or a webhook of Kueue, rejects the Workload.
         """
-        if not self._cache.queue_api:
+        version, _ = self._cache.kueue.of(job.namespace)
+        if not version:
             return
-        kind = _workload_kind(self._cache.queue_api)
+        kind = _workload_kind(version)
         identity = {key: value for key, value in (("uid", change.uid), ("resourceVersion", change.version)) if value}
         try:
             if change.apply is not None:

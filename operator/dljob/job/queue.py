@@ -121,6 +121,25 @@ class Flavor:
 
 
 @dataclass(frozen=True)
+class KueueAccess:
+    """The API of Kueue that the operator uses, and why it cannot use it.
+
+    ``api_version``: API version of the Workload; empty if the operator cannot use Kueue, for the reason ``problem``.
+    ``problems``: namespace → reason, for each namespace whose Workloads the operator cannot read, unlike those of
+    others.
+    """
+
+    api_version: str = ""
+    problem: str = ""
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, namespace: str) -> tuple[str, str]:
+        """Return (API version, problem) for the jobs in a namespace, as in ``QueueSeen``."""
+        problem = self.problems.get(namespace) if self.api_version else None
+        return ("", problem) if problem else (self.api_version, self.problem)
+
+
+@dataclass(frozen=True)
 class QueueSeen:
     """What the operator knows of Kueue for one job.
 

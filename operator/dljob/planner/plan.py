@@ -44,7 +44,7 @@ from dljob.planner.explanation.explain import (
     slower,
     warning,
 )
-from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
+from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, script_failed, too_few
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
@@ -87,7 +87,13 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     if (wrong := nothing_requested(request) or too_low_limit(request)) is not None:
         return wrong
     request = described(request, learned)
-    return with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))
+    found = with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))
+    if not request.refused_ranks:
+        return found
+    free = found if isinstance(found, Decision) else plan(replace(request, refused_ranks=frozenset()), view, learned)
+    if isinstance(free, Infeasible):
+        return found
+    return script_failed(request, free, busy=eligible(request, view).busy > 0) or found
 
 
 def _plan_once(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:

@@ -115,7 +115,11 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
         for pool in nodes.pools
         for count in range(needed, min(pool.nodes, most) + 1)
     ]
-    found = [(pool, FixedChoice(pool.device, count, ranks)) for pool, count, ranks in options if ranks]
+    found = [
+        (pool, FixedChoice(pool.device, count, ranks))
+        for pool, count, ranks in options
+        if ranks and count * ranks not in request.refused_ranks
+    ]
     if found:
         return [max(found, key=lambda item: (item[0].is_gpu, _power(*item), item[0].device))]
     largest = max((pool.nodes for pool in nodes.pools), default=0)

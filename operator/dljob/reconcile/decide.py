@@ -73,7 +73,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     if parsed is None:
         parsed = with_pace(parse_observed(observed, defaults=config.job_defaults), now)
     parsed = replace(parsed, observed=observed)
-    parsed = gang.with_rejections_of_attempt(parsed)
+    parsed = gang.with_timeouts_of_spec(gang.with_rejections_of_attempt(parsed))
     observed, draft = parsed.observed, Draft()
     if parsed.finished:
         job = observed.job

@@ -142,6 +142,20 @@ def with_rejections_of_attempt(parsed: ParsedJob) -> ParsedJob:
     return replace(parsed, observed=replace(observed, rejections=kept))
 
 
+def with_timeouts_of_spec(parsed: ParsedJob) -> ParsedJob:
+    """Return the job without its earlier start time-outs if they say nothing about its next start.
+
+    That is so while the spec suspends the job, and when the spec has changed since the plan, because the user may have
+    corrected the cause.
+    """
+    spec, accepted = parsed.spec, parsed.accepted
+    if spec is None or parsed.finished or not parsed.before.start_timeouts:
+        return parsed
+    if not spec.suspend and (accepted is None or accepted.spec_digest == parsed.digest):
+        return parsed
+    return replace(parsed, before=parsed.before.model_copy(update={"start_timeouts": 0}))
+
+
 def _rejected_too_often(parsed: ParsedJob, target: StoredPlan) -> bool:
     """Return True if nodes have rejected a pod of the plan too often, and the job does not train without the pod."""
     pods = Counter(each.pod for each in parsed.observed.rejections)

@@ -23,7 +23,7 @@ from dljob.kueue import Within, within
 from dljob.planner import Infeasible, VolumeLimit
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec.changes import followed
-from dljob.reconcile.spec.one_node import one_node_claim
+from dljob.reconcile.spec.one_node import OneNodeClaim, one_node_claim
 from dljob.reconcile.spec.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.spec.task import Looking, completed
 from dljob.reconcile.spec.volumes import volume_limits
@@ -71,14 +71,16 @@ class ParsedJob:
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
-    one_node_claim: str = ""
-    """Checkpoint claim of the job because of which its next plans use one node (``spec.one_node``); else empty."""
+    one_node_claim: OneNodeClaim | None = None
+    """Claim of the job because of which its next plans use one node (``spec.one_node``); None if there is none."""
     volumes: tuple[VolumeLimit, ...] = ()
     """Claims of the job that only some nodes can mount, so that its next plans use these nodes."""
     memory_to_try: tuple[int, ...] = ()
     """Memory in bytes that each pod gets at least by the next plan, because pods reached their limit; see
     ``FailureRecord.memory_to_try``. Empty if they did not, if the spec or an administrator sets the memory, and for
     jobs that Kueue admits."""
+    refused_ranks: frozenset[int] = frozenset()
+    """Numbers of ranks on which the job's script failed, so that its next plans must not have them."""
     looking: Looking | None = None
     """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
@@ -164,6 +166,7 @@ def parse_observed(
         one_node_claim=one_node_claim(observed, completed_spec, accepted),
         volumes=_volumes(observed, completed_spec),
         memory_to_try=() if queued else _memory_to_try(accepted, spec, completed_spec, digest),
+        refused_ranks=_refused_ranks(accepted, report, digest),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted, digest) if queued and quiet(observed) else None,
@@ -192,6 +195,18 @@ def _memory_to_try(
     same = accepted.spec_digest == digest
     planned = accepted.spec if same else planned_fields(own)
     return accepted.failures.memory_to_try(planned, accepted.memory_nbytes, changed=not same)
+
+
+def _refused_ranks(accepted: StoredPlan | None, report: Report | None, digest: str | None) -> frozenset[int]:
+    """Return the value of ``ParsedJob.refused_ranks``. ``digest``: of the job's spec, which may change the script.
+
+    The report may still be of the plan before the current one, if that was made for the same spec.
+    """
+    if accepted is None or report is None or accepted.spec_digest != digest:
+        return frozenset()
+    older = accepted.plan.number - report.plan_number
+    known = older == 0 or (older == 1 and accepted.replans > 0)
+    return frozenset(size.ranks for size in report.refused_sizes) if known else frozenset()
 
 
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:

@@ -38,6 +38,11 @@ def blocks(verdict: Verdict) -> bool:
     return verdict.status is FALSE and verdict.reason in _HOPELESS
 
 
+def blocked(observed: Observed, spec: DLJobSpec, plan: StoredPlan) -> bool:
+    """Return True if no pod of the plan can start until a user fixes a problem of a volume."""
+    return blocks(volume_ready(observed, spec, plan))
+
+
 def _no(reason: str, message: str) -> Verdict:
     return Verdict("VolumeReady", FALSE, reason, message)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -59,8 +59,18 @@ async def read(api: Any, namespace: str, name: str, uid: str) -> Body:
     return body
 
 
-async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterator[Body]:
+async def changes(
+    api: Any,
+    namespace: str,
+    name: str,
+    uid: str,
+    known: Body | None = None,
+    unanswered: Callable[[str], None] = lambda message: None,
+) -> AsyncGenerator[Body, None]:
     """Yield the job now and after each change, by a watch. Raise JobDeletedError when it no longer exists.
+
+    ``known``: the job as the API server has just returned it, which is not yielded again. ``unanswered``: called with
+    the message of each temporary error of the API server that is not raised.
 
     The last state of a deleted job is yielded too, if the API server still has it: the operator may delete a job as
     soon as it is complete. After the first answer, temporary errors of the API server are only raised if they last
@@ -69,8 +79,9 @@ async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterato
     from dljob.kube import ApiError
     from dljob.kube.watch.reflector import TEMPORARY
 
-    seen: Body = {}
-    version, answered_s = "", 0.0
+    seen: Body = known or {}
+    version = seen["metadata"]["resourceVersion"] if seen else ""
+    answered_s = monotonic()
     while True:
         deleted: JobDeletedError | None = None
         try:
@@ -78,6 +89,7 @@ async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterato
         except ApiError as error:
             if not seen or error.code not in TEMPORARY or monotonic() - answered_s > PATIENCE_S:
                 raise
+            unanswered(error.message)
             await asyncio.sleep(PAUSE_S)
             continue
         except JobDeletedError as error:

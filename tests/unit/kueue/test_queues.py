@@ -14,6 +14,7 @@ from dljob.job.queue import Flavor
 from dljob.kube import ApiError, Cache, JobKey, RejectedError
 from dljob.kube.kinds import DLJOB, Kind
 from dljob.kube.kinds import WORKLOAD as WORKLOADS
+from dljob.kueue import Stage, turn
 from dljob.reconcile import WorkloadChange
 from dljob.render import Names
 from support.builders import UID
@@ -47,6 +48,8 @@ class Api:
     def __init__(self) -> None:
         self.served: tuple[str, ...] = ()
         self.error: ApiError | None = None
+        self.errors: dict[str | None, ApiError] = {}
+        """By namespace: raised by each list."""
         self.workloads: list[Json] = []
         self.objects: dict[tuple[str, str], Json] = {}
         self.calls: list[tuple[str, Json]] = []
@@ -55,9 +58,14 @@ class Api:
         assert group == "kueue.x-k8s.io"
         return self.served
 
-    async def page(self, *_: object) -> Json:
+    async def page(self, _: Kind, namespace: str | None, *__: object) -> Json:
         if self.error is not None:
             raise self.error
+        if namespace in self.errors:
+            raise self.errors[namespace]
+        if namespace is not None:
+            found = [each for each in self.workloads if each["metadata"]["namespace"] == namespace]
+            return {"items": found, "metadata": {"resourceVersion": "9"}}
         return {"items": self.workloads, "metadata": {"resourceVersion": "9"}}
 
     async def watch(self, *_: object) -> AsyncIterator[bytes]:
@@ -78,11 +86,11 @@ class Api:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, *namespaces: str) -> None:
         self.api, self.cache, self.queued = Api(), Cache(queues=True), list[JobKey]()
         self.cache.put(DLJOB, JOB)
         api: Any = self.api
-        self.queues = Queues(api, self.cache, (), self.queued.append)
+        self.queues = Queues(api, self.cache, namespaces, self.queued.append)
 
     async def look(self) -> None:
         """Run the watch of Kueue's API for a while."""
@@ -91,8 +99,8 @@ class World:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    def observed(self) -> Observed:
-        found = self.cache.observe(KEY)
+    def observed(self, key: JobKey = KEY) -> Observed:
+        found = self.cache.observe(key)
         assert found is not None
         return found
 
@@ -114,6 +122,57 @@ def test_version_of_kueue_is_found(served: tuple[str, ...], error: ApiError | No
         await world.look()
         queue = world.observed().queue
         assert (queue.api_version, queue.problem) == expected and world.queues.looked.is_set()
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [(ApiError(403, "Forbidden", "no"), FORBIDDEN), (ApiError(500, "InternalError", "no"), "does not list")],
+)
+def test_namespace_that_cannot_be_read_does_not_affect_the_others(error: ApiError, problem: str) -> None:
+    """Fixed bug: jobs of all watched namespaces waited if the Workloads of one of them could not be read."""
+
+    async def body() -> None:
+        world = World("team-a", "team-b")
+        world.api.served, world.api.workloads = ("v1beta2",), [WORKLOAD]
+        world.api.errors["team-b"] = error
+        other = {**JOB, "metadata": {**JOB["metadata"], "namespace": "team-b", "uid": "other"}}
+        world.cache.put(DLJOB, other)
+        task = asyncio.create_task(world.queues.run())
+        async with asyncio.timeout(2 * FIRST_LOOK_S):
+            await world.queues.looked.wait()
+        queue, unread = world.observed().queue, world.observed(("team-b", "digits")).queue
+        assert (queue.api_version, queue.problem) == ("kueue.x-k8s.io/v1beta2", "") and queue.workload is not None
+        assert unread.api_version == "" and problem in unread.problem
+        assert turn(unread).stage is Stage.NO_KUEUE, "not ABSENT, so that its pods run on"
+        change = WorkloadChange("name", "w", "5", status={"admission": None})
+        await world.queues.change(world.observed(("team-b", "digits")).job, change)
+        assert world.api.calls == []
+        world.queued.clear()
+        del world.api.errors["team-b"]
+        await asyncio.sleep(2 * RECHECK_S + FIRST_LOOK_S)
+        assert world.observed(("team-b", "digits")).queue.api_version == "kueue.x-k8s.io/v1beta2"
+        assert world.queued == [("team-b", "digits")]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert world.queues.reflectors == ()
+
+    run(body())
+
+
+def test_permission_that_is_missing_later_keeps_what_was_read() -> None:
+    async def body() -> None:
+        world = World("team-a", "team-b")
+        world.api.served, world.api.workloads = ("v1beta2",), [WORKLOAD]
+        task = asyncio.create_task(world.queues.run())
+        await asyncio.sleep(1)
+        world.api.errors["team-a"] = ApiError(403, "Forbidden", "no")
+        await asyncio.sleep(10 * RECHECK_S)
+        queue = world.observed().queue
+        assert queue.api_version and queue.workload is not None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     run(body())
 

@@ -39,6 +39,10 @@ def shape(found: Decision) -> list[tuple[str, int, int]]:
         ({"nodes_min": 3, "nodes_max": 8, "takes_most": True}, [(T4, 4, 1)]),
         ({"nodes_min": 1, "nodes_max": 3, "takes_most": True, "devices": ("cpu",)}, [("cpu", 3, 1)]),
         ({"nodes_min": 5}, [("cpu", 5, 1)]),
+        (
+            {"nodes_min": 1, "nodes_max": 3, "takes_most": True, "devices": ("cpu",), "refused_ranks": frozenset({3})},
+            [("cpu", 2, 1)],
+        ),
         ({"devices": ("t4", "cpu")}, [(T4, 1, 1)]),
         ({"gpus_max": {"nvidia": 4}, "nodes_min": 2}, [(T4, 2, 1)]),
         ({"global_batch": 6}, [(A100, 1, 6)]),

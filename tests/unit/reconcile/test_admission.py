@@ -12,7 +12,7 @@ from dljob.api import Phase
 from dljob.job.observed import Observed, PodSeen, Stuck
 from dljob.reconcile import needs_view
 from dljob.reconcile.gang import MOST_BACK_OFF_S, back_off_s
-from support.builders import DIGITS, NOW, Json, after, nodes, plan_of, report, seen, settled
+from support.builders import DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, condition_of, done, gone, started, status, step, training, verdict
 
 TIMEOUT: Json = {"scheduling": {"startTimeout": "60s"}}
@@ -94,6 +94,38 @@ def test_released_job_is_planned_again_on_what_is_free_after_the_back_off() -> N
     ready = settled(again)
     assert status(step(ready, 200)).start_timeouts == 0
     assert verdict(step(ready, 200), "Admitted") == ("True", "Started")
+
+
+@pytest.mark.parametrize("way", ["another spec", "suspended and resumed"])
+def test_user_who_corrects_the_cause_waits_for_no_long_back_off(way: str) -> None:
+    """Fixed bug: the job waited for up to 15 minutes after its next time-out, for those with the wrong spec."""
+    observed, at_s = half_started(), 70.0
+    for n in range(3):
+        observed = released_at(observed, at_s)
+        assert status(step(observed, at_s)).start_timeouts == n + 1
+        at_s += 1000
+        again = after(observed, step(observed, at_s))
+        observed = with_pods(again, {2: "0/3 nodes are available"})
+        observed = after(observed, step(observed, at_s + 1))
+        at_s += 70
+    if way == "another spec":
+        edited = changed(observed, seed=7)
+    else:
+        suspended = changed(observed, suspend=True)
+        down = replace(after(suspended, step(suspended, at_s)), pods=())
+        assert status(step(down, at_s)).start_timeouts == 0
+        edited = changed(after(down, step(down, at_s)), suspend=False)
+    stopped = replace(after(edited, step(edited, at_s)), pods=())
+    again = after(stopped, step(stopped, at_s + 1))
+    assert status(step(stopped, at_s + 1)).start_timeouts == 0
+    waits = with_pods(again, {2: "0/3 nodes are available"})
+    waits = after(waits, step(waits, at_s + 2))
+    assert status(step(waits, at_s + 72)).start_timeouts == 1
+
+
+def test_time_outs_count_while_the_spec_stays() -> None:
+    observed = released_at(half_started(), 70)
+    assert status(step(changed(observed, nodes={"min": 3, "max": 3}), 71)).start_timeouts == 1
 
 
 def test_clock_that_was_ahead_lengthens_no_back_off() -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 import dlcontract
 from dlcontract import CheckpointMark, Report, RunPhase
 from dljob.cluster import ClusterView
@@ -242,6 +244,65 @@ def test_one_of_two_jobs_grows() -> None:
                 await report(cluster, key, step)
             await operator.watch(1.0)
         assert sorted([await replicas(cluster, key) for key in keys]) == [0, 1]
+
+    on_nodes(body, 0)
+
+
+async def large_and_small(cluster: FakeCluster, operator: Growing, large: Json, small: Json) -> tuple[JobKey, JobKey]:
+    """Return two running jobs that were submitted to three nodes: that of team-a has n1 and n2, the other one n3.
+
+    ``large``, ``small``: changes of their specs.
+    """
+    cluster.node("n1", T4, 1)
+    cluster.node("n2", T4, 1)
+    one = cluster.submit("large", "team-a", **{**ELASTIC, **large})
+    await operator.watch()
+    await trains(cluster, operator, one, "n1", "n2")
+    cluster.node("n3", T4, 1)
+    other = cluster.submit("small", "second", **{**ELASTIC, **small})
+    await operator.watch()
+    await trains(cluster, operator, other, "n3")
+    await operator.watch(2 * LOOK_AGAIN_S)
+    operator.asked.clear()
+    return one, other
+
+
+def test_job_of_the_namespace_with_the_smaller_share_grows_first() -> None:
+    """Fixed bug: the job grew that was reconciled first, whatever its namespace had."""
+
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        large, small = await large_and_small(cluster, operator, {}, {})
+        cluster.node("n4", T4, 1)
+        await operator.watch(1.0)
+        for step in range(600, 605):
+            await report(cluster, large, step)
+            await operator.watch(1.0)
+        assert operator.asked[0] == small and operator.resizing(small) == "BetterPlan"
+        assert await replicas(cluster, large) == 2, "the other job has reserved the node"
+
+    on_nodes(body, 0)
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"planning": {"resize": "Never"}},
+        {"nodes": {"min": 1, "max": 1}},
+        {"scheduling": {"disruption": "Avoid"}},
+        {"devices": [A100]},
+    ],
+    ids=["resize Never", "at nodes.max", "no disruption", "other devices"],
+)
+def test_job_that_cannot_grow_lets_others_grow(small: Json) -> None:
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        if "devices" in small:
+            cluster.node("n0", A100, 1)
+        large, _ = await large_and_small(cluster, operator, {"devices": [T4]}, small)
+        cluster.node("n4", T4, 1)
+        await operator.watch(1.0)
+        await report(cluster, large, 600)
+        await operator.watch(1.0)
+        assert operator.resizing(large) == "BetterPlan"
 
     on_nodes(body, 0)
 

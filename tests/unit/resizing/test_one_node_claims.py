@@ -6,7 +6,7 @@ import pytest
 
 from dljob.cluster import ClusterView
 from dljob.job.identity import profile_key
-from dljob.job.observed import Observed
+from dljob.job.observed import ClaimSeen, Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
@@ -94,3 +94,36 @@ def test_job_that_has_stopped_continues_on_one_node() -> None:
     assert needs_view(resumed)
     desired = step(resumed, 30)
     assert "StatefulSet" in kinds(desired) and plan_of(after(resumed, desired)).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "access", "several"),
+    [
+        ({"dataset": {"uri": "pvc://data/train", "samples": 1797}}, "ReadWriteOnce", False),
+        ({"dataset": {"uri": "pvc://data/train", "samples": 1797}}, "ReadOnlyMany", True),
+        (
+            {"dataset": {"uri": "https://data.example/train.tar", "samples": 1797, "cacheClaimName": "data"}},
+            "ReadOnlyMany", False,
+        ),
+        ({"trainer": {"source": {"archive": {"uri": "pvc://data/script.tar"}}}}, "ReadWriteOnce", False),
+    ],
+    ids=["data", "shared data", "cache", "script"],
+)  # fmt: skip
+def test_claim_with_data_or_files_keeps_a_job_on_one_node(fields: Json, access: str, several: bool) -> None:
+    """Fixed bug: after a move was decided, a job with such a claim got a plan on several nodes, and never started."""
+    script: Json = {
+        "model": {"hints": {"parameters": 1e6, "flopsPerSample": 1e9}}, "trainer": {"command": ["python", "train.py"]},
+        "dataset": {"uri": "file:///made/by/the/script", "samples": 1797},
+    }  # fmt: skip
+    shared = {"volume": {"shared": True}}
+    spec = {**ELASTIC, **script, **fields, "nodes": {"min": 1, "max": 1}, "checkpoint": shared}
+    spec["trainer"] = script["trainer"] | fields.get("trainer", {})
+    first = seen(spec, SMALL, claims={"data": ClaimSeen("data", "Bound", (access,))})
+    own = parse_observed(first).spec
+    assert own is not None, parse_observed(first).refusal
+    first = replace(first, learned={(profile_key(own), "cpu"): SCALES})
+    running = replace(settled(after(first, step(first))), view=CPUS)
+    scaled = changed(running, nodes={"min": 1, "max": 8})
+    planned = step(scaled, 20)
+    assert (plan_of(after(scaled, planned)).nodes == 1 and planned.scales == ()) is not several
+    assert ("'data'" in condition_of(planned, "Planned").message) is not several

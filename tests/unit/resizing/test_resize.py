@@ -8,16 +8,17 @@ import pytest
 
 from dlcontract import Mismatch, RunPhase
 from dljob.cluster import ClusterView
+from dljob.cluster.templates import NodeTemplates
 from dljob.job.identity import profile_key
-from dljob.job.observed import Observed
+from dljob.job.observed import ClaimSeen, Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.planner.types.texts import time_text
-from dljob.reconcile import needs_view
+from dljob.reconcile import needs_view, reconcile
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning.make_plan import question
 from dljob.reconcile.planning.resize import MIN_BETWEEN_S, rests_until
 from dljob.scheduling.assignment.reasons import Resting
-from support.builders import CPUS, DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
+from support.builders import CONFIG, CPUS, DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, status, step, verdict
 
 ELASTIC: Json = {**{k: v for k, v in DIGITS.items() if k != "epochs"}, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
@@ -29,6 +30,8 @@ SCALES = Learned(
 """More nodes are better: compute dominates, and the network is fast."""
 TRAINING: Json = {"step": 500, "steps": 100_000, "step_s": 0.16}
 STARTED_S = 10.0
+FEWER = [{"ranks": ranks, "message": f"ValueError: {ranks} ranks"} for ranks in (1, 2)]
+"""The numbers of ranks that the script refuses, of three."""
 TORCHRUN: Json = {
     "model": {"hints": {"parameters": 1e6, "flopsPerSample": 1e9}},
     "trainer": {"framework": "Torchrun", "command": ["python", "train.py"]},
@@ -44,9 +47,9 @@ def learned(observed: Observed) -> Observed:
     return replace(observed, learned={(profile_key(spec), "cpu"): SCALES})
 
 
-def trains_on_two(spec: Json = ELASTIC, **changes: Any) -> Observed:
-    """Return a job that trains on two nodes, all that there are."""
-    first = learned(seen(spec, TWO))
+def trains_on_two(spec: Json = ELASTIC, claims: dict[str, ClaimSeen] | None = None, **changes: Any) -> Observed:
+    """Return a job that trains on two nodes, all that there are. ``claims``: those of its user."""
+    first = learned(seen(spec, TWO, claims=claims or {}))
     observed = settled(after(first, step(first)))
     assert plan_of(observed).nodes == 2, plan_of(observed).status.summary
     observed = after(observed, step(observed, 5.0))
@@ -198,6 +201,41 @@ class TestGrow:
         assert verdict(back, "Resizing") == ("False", "NotWorthwhile")
         assert back.plan is not None and (back.plan.nodes, back.plan.plan.number) == (2, 1)
 
+    def test_job_that_has_stopped_does_not_start_on_devices_that_others_use(self) -> None:
+        """Fixed bug: a job whose script refused the ranks that were left started again with its old plan."""
+        observed = moving(grown(trains_on_two()), 20)
+        observed = after(observed, step(observed, 21))
+        refused = [{"ranks": 1, "message": "ValueError: 1 rank"}]
+        stopped = report(observed, RunPhase.STOPPED, **TRAINING, refused_sizes=refused)
+        waits = step(replace(observed, pods=(), view=ClusterView(CPUS.nodes[:1]), report=stopped), 30)
+        assert verdict(waits, "Planned")[0] == "False" and verdict(waits, "Admitted") == ("False", "NoPlan")
+        assert "the script failed on 1 ranks" in condition_of(waits, "Planned").message
+        assert waits.plan is None and waits.scales == ()
+
+    def test_job_that_has_stopped_gets_new_nodes_if_others_use_its_devices(self) -> None:
+        """Fixed bug: it started with its old plan, and gave up before an autoscaler could have added nodes."""
+        observed = moving(grown(trains_on_two()), 20)
+        busy = ClusterView(tuple(replace(node, free_cpu=0.0) for node in CPUS.nodes))
+        observed = replace(after(observed, step(observed, 21)), pods=(), view=busy)
+        new = NodeTemplates(nodes({"name": "new", "count": 6, "cpu": 2, "memory": "4Gi"}).nodes, start_timeout_s=1200)
+        starts = reconcile(observed, replace(CONFIG, node_templates=new), NOW + timedelta(seconds=30))
+        assert starts.plan is not None and (starts.plan.new_nodes or 0) > 0 and starts.plan.start_timeout_s == 1200
+        assert verdict(starts, "Resizing") == ("False", "Resized")
+
+    def test_job_that_has_stopped_waits_for_its_volume_with_a_plan_for_free_devices(self) -> None:
+        """Fixed bug: when its claim was back, the job started with its old plan, whose devices others used."""
+        spec = {**ELASTIC, "checkpoint": {"volume": {"claimName": "mine"}}}
+        claims = {"mine": ClaimSeen("mine", "Bound", ("ReadWriteMany",))}
+        observed = moving(grown(trains_on_two(spec, claims)), 20)
+        observed = replace(after(observed, step(observed, 21)), pods=(), view=ClusterView(CPUS.nodes[:1]), claims={})
+        waits = step(observed, 30)
+        assert verdict(waits, "VolumeReady") == ("False", "ClaimNotFound") and waits.plan is None
+        back = replace(after(observed, waits), claims=claims)
+        assert needs_view(back, None, NOW + timedelta(seconds=60))
+        starts = step(back, 60)
+        assert starts.plan is not None and (starts.plan.nodes, starts.plan.plan.number) == (1, 2)
+        assert verdict(starts, "Resizing") == ("False", "Resized")
+
     def test_switching_it_off_stops_a_move(self) -> None:
         observed = changed(moving(grown(trains_on_two()), 20), planning={"resize": "Never"})
         assert not needs_view(observed)
@@ -250,12 +288,39 @@ def trains_on_three(spec: Json = ELASTIC) -> Observed:
 
 class TestNodesGone:
     def test_plan_with_ranks_that_the_script_refuses_is_not_made(self) -> None:
-        refused = [{"ranks": 2, "message": "ValueError: 2 ranks"}]
-        observed = lost(trains_on_three(), refused_sizes=refused)
+        observed = lost(trains_on_three(), refused_sizes=FEWER)
         observed = after(observed, step(observed, 20))
         kept = step(observed, 320)
         assert verdict(kept, "Resizing") == ("False", "NotWorthwhile")
-        assert "the script failed on 2 ranks" in condition_of(kept, "Resizing").message
+        assert "the script failed on 1, 2 ranks" in condition_of(kept, "Resizing").message
+
+    def test_plan_has_a_number_of_ranks_that_the_script_has_not_refused(self) -> None:
+        """Fixed bug: the job waited for the third node, because the best plan had a number that the script refused."""
+        observed = lost(trains_on_three(), refused_sizes=FEWER[1:])
+        observed = after(observed, step(observed, 20))
+        leaving = after(observed, step(observed, 320))
+        stopped = report(leaving, RunPhase.STOPPED, **TRAINING, refused_sizes=FEWER[1:])
+        new = step(replace(leaving, pods=(), report=stopped), 325)
+        assert verdict(new, "Resizing") == ("False", "Resized") and new.plan is not None and new.plan.nodes == 1
+
+    def test_plan_after_the_back_off_does_not_have_the_ranks_that_the_script_refuses(self) -> None:
+        """Fixed bug: the job started again with the number of ranks on which its script had failed."""
+        observed = lost(trains_on_three(), refused_sizes=FEWER)
+        observed = after(observed, step(observed, 20))
+        released = step(observed, 320)
+        assert verdict(released, "Admitted") == ("False", "StartTimedOut")
+        down = replace(after(observed, released), pods=())
+        assert needs_view(down, None, NOW + timedelta(seconds=400))
+        waits = step(down, 400)
+        assert "the script failed on 1, 2 ranks" in condition_of(waits, "Planned").message
+        assert verdict(waits, "Admitted") == ("False", "NoPlan") and waits.scales == ()
+        starts = step(replace(after(down, waits), view=CPUS), 420)
+        assert starts.plan is not None and starts.plan.nodes == 3
+
+    def test_script_that_was_changed_may_use_the_ranks_that_it_refused_before(self) -> None:
+        observed = lost(trains_on_three(), refused_sizes=FEWER)
+        edited = changed(observed, seed=7)
+        assert verdict(step(edited, 20), "Planned") == ("True", "Planned")
 
     def test_job_that_does_not_train_is_planned_for_the_nodes_that_are_left(self) -> None:
         observed = lost(trains_on_three())

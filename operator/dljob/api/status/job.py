@@ -114,7 +114,7 @@ class DLJobStatus(ApiModel):
         Field(
             ge=0,
             description="Number of consecutive starts in which not all pods ran in time, so that the operator stopped "
-            "all pods.",
+            "all pods. 0 again after a start, a change of the spec that needs another plan, or a suspension.",
         ),
     ] = 0
     preemptions: Annotated[

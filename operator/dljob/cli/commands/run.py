@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
-from time import monotonic
+from contextlib import aclosing
 from typing import Any
 
 from dljob.cli import remote, seconds
@@ -13,7 +13,6 @@ from dljob.client import submission
 from dljob.client.errors import BadInputError
 from dljob.job.plan.recommendation import parse_job
 
-LOOK_S = 0.5
 SILENT_S = 15.0
 """Seconds without a status of the applied manifest after which the user is told that no operator writes one."""
 OUTLIVES = "the job continues without this command; follow it again with dljob run, end it with kubectl delete dljob"
@@ -69,29 +68,49 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
     print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)
     if not follow:
         return 0
-    follower, began_s, said = Follower(metadata["generation"]), monotonic(), False
+    follower = Follower(metadata["generation"])
+    if (code := follower.look(answer)) is not None:
+        return code
+    silent = asyncio.create_task(_say_without_operator(follower))
     try:
         async with asyncio.timeout(timeout_s):
-            while (code := follower.look(answer)) is None:
-                if not (said or follower.processed) and monotonic() - began_s >= SILENT_S:
-                    said = True
-                    print(f"dljob: {NO_OPERATOR.format(SILENT_S)}", file=sys.stderr)
-                await asyncio.sleep(LOOK_S)
-                answer = await _read(api, metadata["namespace"], metadata["name"])
-                if answer["metadata"]["uid"] != metadata["uid"]:
-                    raise BadInputError(
-                        f"{metadata['name']}: found a new job with this name; expected the applied job, "
-                        "which was deleted. Run the command again to follow the new job"
-                    )
+            return await _followed(api, answer, follower)
     except TimeoutError:
         print(f"dljob: the job is not finished after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
         return 1
-    return code
+    finally:
+        silent.cancel()
 
 
-async def _read(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
-    """Return the job. Wait for an API server that does not answer: the job goes on."""
-    from dljob.kube.kinds import DLJOB
+async def _followed(api: Any, applied: Mapping[str, Any], follower: Follower) -> int:
+    """Follow the job until it ends, and return the exit code. ``applied``: the job, as the API server returned it.
 
-    found: Mapping[str, Any] = await remote.patiently(lambda: api.get(DLJOB, namespace, name), "the job continues")
-    return found
+    The operator may delete a job as soon as it is complete (``ttlSecondsAfterFinished``). The watch has its last state.
+    """
+    from dljob.sdk import JobDeletedError, requests
+
+    meta, said = applied["metadata"], False
+
+    def unanswered(message: str) -> None:
+        nonlocal said
+        if not said:
+            print(f"dljob: the API server does not answer ({message}); the job continues", file=sys.stderr)
+        said = True
+
+    changes = requests.changes(api, meta["namespace"], meta["name"], meta["uid"], applied, unanswered)
+    try:
+        async with aclosing(changes) as bodies:
+            async for body in bodies:
+                said = False
+                if (code := follower.look(body)) is not None:
+                    return code
+    except JobDeletedError as error:
+        raise BadInputError(str(error)) from None
+    raise AssertionError("the changes of a job end only with an exception")
+
+
+async def _say_without_operator(follower: Follower) -> None:
+    """Tell the user after ``SILENT_S`` if no operator has processed the manifest by then."""
+    await asyncio.sleep(SILENT_S)
+    if not follower.processed:
+        print(f"dljob: {NO_OPERATOR.format(SILENT_S)}", file=sys.stderr)

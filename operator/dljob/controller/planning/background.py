@@ -76,7 +76,7 @@ class Planning:
 
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planned, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
-        self._line, self._sort_again_s = list[JobKey](), -inf
+        self._line, self._sort_again_s, self._wakeup = list[JobKey](), -inf, asyncio.Event()
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered, with the key of its job; None: no question is."""
         self._answers: dict[JobKey, Answer] = {}
@@ -84,14 +84,14 @@ class Planning:
         """For each job whose status says why it has no plan: state, time and decision when the status was written."""
         self._book = ReservationBook()
         self._queue = Queue(cache, self._book, clock, now, policy)
-        self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
         self._reserving = Reserving(cache, self._book, clock)
         self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         plans, queue = self._reserving.plans, self._assigning.queue
         self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, queue)
         self._free = FreeResources(cache, self._book, self._reserving, metrics, clock)
-        self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
+        self._turns = Turns(cache.jobs, self._queue, self._free, requeue, clock, now)
+        self._profiles, self._namespaces = ProfilesByNamespace(cache), answers.NamespaceTurns()
         self._measurements, self._known_waiting = measurements or FirstMeasurements(clock), KnownWaiting(cache, clock)
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
@@ -119,6 +119,7 @@ class Planning:
         devices that it could use, unless an assignment moves it. ``parsed``: None if the job is planned for another
         reason. Its turn then ends, so that its new plan reserves resources.
         """
+        self._turns.note(key, parsed if self._assigning.of(key) is None else None)
         if parsed is None:
             self._turns.end(key)
             return False
@@ -137,7 +138,9 @@ class Planning:
         if self._assigning.of(key) is not None and not missing:
             return False  # It grows only as part of an assignment.
         due = self._turns.due(key, self._free.growth.count(matters), now_s, missing=missing, pace_s=parsed.pace_s)
-        if not due or self._asked or self._current is not None or self._others_wait(key, matters):
+        if not due or self._asked or self._current is not None:
+            return False
+        if self._others_wait(key, matters) or self._turns.yields(parsed):
             return False
         self._turns.current = key
         return True

@@ -1,9 +1,18 @@
-"""Choose the running job that is planned next to see if it can grow: one job at a time, and no job too often."""
+"""Choose the running job that is planned next to see if it can grow: one job at a time, and no job too often.
+
+Jobs get their turns as they are reconciled. But a job that could grow leaves its turn for some time to a job of another
+namespace that comes before it in the order of the queue, and that could use the same devices.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from math import ceil, inf
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.amortized import Amortized
+from dljob.controller.planning.queueing import Queue
+from dljob.controller.planning.reserving import FreeResources
 from dljob.job.defaults import site_of
 from dljob.job.observed import JobSeen
 from dljob.job.plan.request import planner_request
@@ -11,7 +20,8 @@ from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
 from dljob.planner.candidates.pools import usable, wanted
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import pace_changed
+from dljob.reconcile.planning.resize import may_grow
+from dljob.scheduling import QueuedJob, pace_changed
 
 LOOK_AGAIN_S = 30.0
 """Minimum seconds between two searches for a better plan of one running job, however often capacity grows."""
@@ -29,6 +39,31 @@ WAITING_S = 1.0
 """Minimum seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity, for
 each ``LISTED`` jobs or part of these: a check looks at all jobs."""
 LISTED = 1000
+YIELD_S = LOOK_AGAIN_S
+"""Maximum seconds for which a job leaves its turn to others that come before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Able:
+    """A running job that can grow, as it was when it was last reconciled.
+
+    ``devices``: its ``spec.devices`` (empty: any). ``missing``: True if not all of its pods run. ``pace_s``: the
+    deadline for its next plan (``ParsedJob.pace_s``).
+    """
+
+    job: QueuedJob
+    devices: tuple[str, ...]
+    missing: bool
+    pace_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A job that is due for a turn. ``devices``: the types of free or used devices that it may use."""
+
+    key: JobKey
+    urgency: tuple[int, bool, float, float]
+    devices: frozenset[str]
 
 
 class Turns:
@@ -38,9 +73,22 @@ class Turns:
     clock.
     """
 
-    def __init__(self, jobs: Callable[[], Iterable[JobSeen]]) -> None:
-        """``jobs``: returns all jobs."""
-        self._jobs = jobs
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[JobSeen]],
+        queue: Queue,
+        free: FreeResources,
+        requeue: Callable[[JobKey], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        """``jobs``: returns all jobs. ``queue``: says which job comes first. ``free``: says which capacity has grown.
+
+        ``requeue``: called with the key of a job that must be reconciled.
+        """
+        self._jobs, self._queue, self._free, self._requeue, self._clock, self._now = (
+            jobs, queue, free, requeue, clock, now,
+        )  # fmt: skip
         self.current: JobKey | None = None
         """The job that has the turn: it is planned again now to see whether it can grow. None: no job has it."""
         self._planned_at: dict[JobKey, int] = {}
@@ -51,10 +99,80 @@ class Turns:
         self._waiting: list[Sequence[str]] = []
         """``spec.devices`` of each job that waited for capacity when they were listed last (empty: any device)."""
         self._list_again_s = -inf
+        self._able: dict[JobKey, _Able] = {}
+        """The running jobs that can grow."""
+        self._due, self._changes = Amortized(self._list_due, clock), 0
+        self._yields_since_s: dict[JobKey, float] = {}
+        """For each job that leaves its turn to others, the time since which it does."""
+
+    def note(self, key: JobKey, parsed: ParsedJob | None) -> None:
+        """Note whether a job can grow. ``parsed``: None if it does not run, or grows only as an assignment says.
+
+        A job on as many nodes as its spec allows may still move to better devices, but comes before no other job.
+        """
+        spec, accepted = (None, None) if parsed is None else (parsed.spec, parsed.accepted)
+        if parsed is None or spec is None or accepted is None or not may_grow(parsed, self._now()):
+            self._able.pop(key, None)
+            return
+        if accepted.nodes >= (1 if parsed.one_node_claim else spec.nodes.max):
+            self._able.pop(key, None)
+            return
+        missing = len(parsed.observed.ready_pods) < accepted.nodes
+        self._able[key] = _Able(self._queue.job(parsed), spec.devices, missing, parsed.pace_s)
+
+    def yields(self, parsed: ParsedJob) -> bool:
+        """Return True if a job that is due leaves its turn to another one, which is then queued.
+
+        The other job is of another namespace, comes before this one in the order of the queue, may use the same types
+        of devices, can grow, and is due too. After ``YIELD_S``, this job gets the turn nevertheless.
+        """
+        key, now_s, view = parsed.observed.job.key, self._clock(), self._free.view
+        if view is None or now_s - self._yields_since_s.get(key, now_s) >= YIELD_S:
+            return False
+        mine, matters = self._queue.job(parsed).urgency, matters_to(parsed)
+        devices = frozenset(filter(matters, view.device_types))
+        found = [
+            each
+            for each in self._due.of((self._free.growth.count(lambda _: True), self._changes, int(now_s)))
+            if each.key[0] != key[0] and each.urgency < mine and not devices.isdisjoint(each.devices)
+        ]
+        if not found:
+            return False
+        self._yields_since_s.setdefault(key, now_s)
+        self._requeue(min(found, key=lambda each: each.urgency).key)
+        return True
+
+    def _list_due(self) -> list[_Due]:
+        """Return the jobs that can grow, are due, and may have a turn within ``YIELD_S``.
+
+        Of the jobs of a namespace that may use the same types of devices, return only the first one.
+        """
+        view, now_s = self._free.view, self._clock()
+        first: dict[tuple[str, frozenset[str]], _Due] = {}
+        known: dict[tuple[str, ...], tuple[int, frozenset[str]]] = {}
+        shares: dict[str, float] = {}
+        for key, each in self._able.items():
+            if each.devices not in known:
+                of_job = _among(each.devices)
+                types = frozenset(filter(of_job, view.device_types if view is not None else ()))
+                known[each.devices] = self._free.growth.count(of_job), types
+            growth, types = known[each.devices]
+            rested_in_s = self._rest_s() - self._since_s(key, now_s)
+            if rested_in_s <= YIELD_S and self.due(key, growth, now_s, missing=each.missing, pace_s=each.pace_s):
+                if key[0] not in shares:
+                    shares[key[0]] = self._queue.share(key[0])
+                due = _Due(key, replace(each.job, share=shares[key[0]]).urgency, types)
+                before = first.get((key[0], types))
+                if before is None or due.urgency < before.urgency:
+                    first[key[0], types] = due
+        return list(first.values())
 
     def rested(self, key: JobKey, now_s: float) -> bool:
         """Return True if the last turn of a job was so long ago that it may have the next one, or if it had none."""
-        return self._since_s(key, now_s) >= max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S)
+        return self._since_s(key, now_s) >= self._rest_s()
+
+    def _rest_s(self) -> float:
+        return max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S)
 
     def due(self, key: JobKey, growth: int, now_s: float, *, missing: bool, pace_s: float | None = None) -> bool:
         """Return True if a turn of a job could lead to a better plan.
@@ -65,7 +183,10 @@ class Turns:
         job's pods run. Such a job is also due ``LOOK_AGAIN_MISSING_S`` after its last turn.
         """
         grew = growth > self._planned_at.get(key, -1) or pace_changed(self._paces_s.get(key), pace_s)
-        return grew or (missing and self._since_s(key, now_s) >= LOOK_AGAIN_MISSING_S)
+        found = grew or (missing and self._since_s(key, now_s) >= LOOK_AGAIN_MISSING_S)
+        if not found:
+            self._yields_since_s.pop(key, None)
+        return found
 
     def _since_s(self, key: JobKey, now_s: float) -> float:
         return now_s - self._looked_s.get(key, -inf)
@@ -92,6 +213,8 @@ class Turns:
         ``growth``: how often capacity that the job could use has grown so far. ``pace_s``: the deadline of its plan.
         """
         self._planned_at[key], self._paces_s[key] = growth, pace_s
+        self._changes += 1
+        self._yields_since_s.pop(key, None)
         if self.current == key:
             self._looked_s[key] = now_s
 
@@ -106,9 +229,14 @@ class Turns:
         self._planned_at.pop(key, None)
         self._paces_s.pop(key, None)
         self._looked_s.pop(key, None)
+        self._able.pop(key, None)
+        self._yields_since_s.pop(key, None)
 
     def clear(self) -> None:
         self.current = None
+        self._able.clear()
+        self._yields_since_s.clear()
+        self._due.forget()
         self._planned_at.clear()
         self._paces_s.clear()
         self._looked_s.clear()
@@ -121,7 +249,12 @@ def matters_to(question: ParsedJob) -> Callable[[str], bool]:
     """
     names = question.spec.devices if question.spec is not None else ()
     fixed = question.spec.planning.groups if question.spec is not None else ()
-    return lambda device: not names or bool(fixed) or wanted(device, names)
+    return _among(() if fixed else names)
+
+
+def _among(names: Sequence[str]) -> Callable[[str], bool]:
+    """Return a function that returns True for the names of device types in ``names``; for all if it is empty."""
+    return lambda device: not names or wanted(device, names)
 
 
 def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:

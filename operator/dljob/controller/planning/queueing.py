@@ -111,10 +111,13 @@ class Queue:
         priority = self._cache.priority_classes.value(
             scheduling.priority_class_name if scheduling is not None else None
         )
-        share = self._policy.weighted(job.namespace, self._shares.of(self._versions()).get(job.namespace, 0.0))
         finish_by = scheduling.finish_by if scheduling is not None and self._policy.deadlines else None
         latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
-        return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
+        return QueuedJob(job.key, job.uid, priority, self.share(job.namespace), job.created, latest)
+
+    def share(self, namespace: str) -> float:
+        """Return the dominant share of a namespace, divided by its weight."""
+        return self._policy.weighted(namespace, self._shares.of(self._versions()).get(namespace, 0.0))
 
     def preempts(self, question: ParsedJob) -> bool:
         """Return True if running jobs of a lower priority may stop for a job."""

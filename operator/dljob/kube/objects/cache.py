@@ -23,7 +23,7 @@ from dljob.job.observed import (
     Rejection,
     SetSeen,
 )
-from dljob.job.queue import QueueSeen
+from dljob.job.queue import KueueAccess, QueueSeen
 from dljob.kube.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -112,8 +112,7 @@ class Cache:
     ) -> None:
         """``queues``: False: the queue labels of jobs have no effect. ``architectures``: as of ``node_capacity``."""
         self._queues, self._architectures = queues, architectures
-        self.queue_api, self.queue_problem = "", ""
-        """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
+        self.kueue = KueueAccess()
         self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
@@ -378,7 +377,7 @@ class Cache:
         """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""
         if not self._queues:
             return QueueSeen()
-        return QueueSeen(self.queue_api, self.queue_problem, self._owned(WORKLOAD, job, Names.of(job).workload))
+        return QueueSeen(*self.kueue.of(job.namespace), self._owned(WORKLOAD, job, Names.of(job).workload))
 
     def _owned(self, kind: Kind, job: JobSeen, name: str) -> Any:
         """Return the trimmed object with this name if the job controls it; otherwise None."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from dljob.cluster import ClusterView
 from dljob.planner.candidates.pools import Eligible, wanted
-from dljob.planner.types import Infeasible, Refusal, Request
+from dljob.planner.types import Decision, Infeasible, Refusal, Request
 
 _ACCUMULATE = (
     ", or let the planner divide batches into micro-batches: set spec.parallelism.gradientAccumulation to Auto"
@@ -100,3 +100,21 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
         f"{RECOMPUTE if request.may_recompute else ''} ({lines})",
         refusals=refusals,
     )
+
+
+def script_failed(request: Request, found: Decision, *, busy: bool) -> Infeasible | None:
+    """Return why the plan ``found`` must not run if the job's script has failed on its number of ranks; else None.
+
+    ``busy``: True if other jobs use nodes that the job could use.
+    """
+    ranks = sum(group.nodes * group.ranks_per_node for group in found.chosen.groups)
+    if ranks not in request.refused_ranks:
+        return None
+    sizes = ", ".join(str(size) for size in sorted(request.refused_ranks))
+    text = (
+        f"found free nodes for {ranks} ranks ({found.chosen.summary}), but the script failed on {sizes} ranks; "
+        "expected nodes for another number of ranks. Wait until more nodes are free, let the script resume with fewer "
+        "ranks, or set spec.nodes.min to the fewest nodes with which it can"
+    )
+    reason = "DeviceBusy" if busy else "TooFewNodes"
+    return Infeasible(reason, "spec.nodes", text, transient=True, refusals=found.refusals)

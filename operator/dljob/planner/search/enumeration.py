@@ -258,6 +258,8 @@ class Search:
             counts = counts[counts @ per_node <= gpus]
         if self.request.cpus_max is not None:
             counts = counts[counts @ self._cpus <= self.request.cpus_max]
+        if self.request.refused_ranks:
+            counts = counts[~np.isin(counts @ self._per_node, sorted(self.request.refused_ranks))]
         keys, first = np.unique(counts @ self._hashing, return_index=True)
         fresh = counts[np.sort(first[~np.isin(keys, self._seen)])]
         if not len(fresh):

@@ -187,6 +187,8 @@ class Request:
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
     volumes: tuple[VolumeLimit, ...] = ()
     """The claims of the job that only some nodes can mount."""
+    refused_ranks: frozenset[int] = frozenset()
+    """Numbers of ranks on which the job's script has failed, so that no plan may have them."""
     structure: Structure | None = None
     """Costs of the job's script, if an earlier run was observed and the spec has no model; otherwise None."""
     missing: tuple[str, ...] = ()

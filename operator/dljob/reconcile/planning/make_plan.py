@@ -161,7 +161,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
 
     admitted = parsed.accepted if parsed.within is not None else None
-    request = replace(request, memory_admitted=admitted is not None)
+    request = replace(request, memory_admitted=admitted is not None, refused_ranks=parsed.refused_ranks)
     least = admitted.memory_nbytes if admitted is not None and admitted.status.memory else 0
     found: StoredPlan | Infeasible
     for nbytes in parsed.memory_to_try or (least,):
@@ -172,7 +172,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _narrowed(parsed: ParsedJob) -> DLJobSpec:
-    """Return the spec, limited to what Kueue has admitted, and to one node if only one can use the checkpoints."""
+    """Return the spec, limited to what Kueue has admitted, and to one node if only one can use its claims."""
     assert parsed.spec is not None
     if parsed.within is not None:
         return parsed.within.narrow(parsed.spec)

@@ -136,18 +136,19 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
         if not (found.transient and quiet(observed)):  # Else the job waits for other nodes, see ``gang.lost``.
             _stay(parsed, draft, f"{found.field}: {found.message}")
         return None
-    if found.new_nodes:
+    stopped = quiet(observed)  # Its pods start only on devices that are free now.
+    if found.new_nodes and not stopped:
         _stay(parsed, draft, "the other existing nodes cannot run the job")
         return None
     assert parsed.spec is not None
     volume = volume_ready(observed, parsed.spec, found)
-    if blocks(volume):
+    if blocks(volume) and not stopped:
         _stay(parsed, draft, volume.message)
         return None
-    if quiet(observed):
+    if stopped and not blocks(volume):  # Else the move is not over.
         text = f"plan {found.plan.number} runs on other nodes: {found.status.summary}"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
-    else:
+    elif not stopped:
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Replanning", why))
     return found.model_copy(update={"replans": accepted.replans + 1, "resizes": accepted.resizes})
 

@@ -26,7 +26,7 @@ from dljob.reconcile.planning import make_plan
 from dljob.reconcile.planning.rest import START_UP_S, judge
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec import one_node
-from dljob.reconcile.volume import blocks, volume_ready
+from dljob.reconcile.volume import blocked, blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, find
 
@@ -171,18 +171,18 @@ def _judged(
 
 def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
     """Return the best plan according to the current profiles, or the reason why no plan is better than ``accepted``."""
-    found = make_plan.decide(parsed, config)
+    found, stopped = make_plan.decide(parsed, config), quiet(parsed.observed)
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
         return f"no plan is possible now{whole}: {found.field}: {found.message}"
-    if found.new_nodes:
+    if found.new_nodes and not stopped:
         return "no plan is possible on the existing nodes"
-    if layout(found) == layout(accepted):
+    if layout(found) == layout(accepted) and not found.new_nodes:
         only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
         return f"plan {accepted.plan.number} is still the best plan, also with the new measurements{only}"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
-    if blocks(volume):
+    if blocks(volume) and not stopped:  # Pods that have stopped start only on devices that are free now.
         return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
     return found.model_copy(update={"replans": replans, "resizes": accepted.resizes})
@@ -216,7 +216,9 @@ def _move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan |
     if isinstance(other, str):
         draft.verdicts.append(Verdict(CONDITION, TRUE, "NoBetterPlan", other))
         return accepted
-    if quiet(parsed.observed):
+    assert parsed.spec is not None
+    # The move is not over while a volume is not usable: the job is planned again for the devices that are free then.
+    if quiet(parsed.observed) and not blocked(parsed.observed, parsed.spec, other):
         text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {other.status.summary}"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
     return other

@@ -32,7 +32,7 @@ from dljob.reconcile.planning import make_plan, rest
 from dljob.reconcile.planning.replan import layout
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec import one_node
-from dljob.reconcile.volume import blocks, volume_ready
+from dljob.reconcile.volume import blocked, blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
 from dljob.scheduling.gain import MIN_BETWEEN_S
@@ -55,6 +55,11 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
     if not _may(parsed):
         return False
     return _moves(parsed) or _stranded(parsed, now) or (parsed.observed.capacity_grew and _can_grow(parsed, now))
+
+
+def may_grow(parsed: ParsedJob, now: datetime) -> bool:
+    """Return True if a job that trains may restart on more or other devices now, if that is better for itself."""
+    return not parsed.queued and _may(parsed) and _can_grow(parsed, now)
 
 
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
@@ -107,6 +112,8 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         return None
     change = f"from {accepted.status.summary} to {other.status.summary}"
     if quiet(observed):
+        if parsed.spec is not None and blocked(observed, parsed.spec, other):
+            return other  # The move is not over: the job is planned again until a user has corrected the volume.
         text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {change}{_why(parsed)}"
         if lets_move(parsed) and _is_moving(parsed):
             text += f". It can move again at {time_text(now + timedelta(seconds=MIN_BETWEEN_S))}"
@@ -330,21 +337,22 @@ def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
 
 
 def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
-    """Return the best plan for the cluster as it is now, or a text that says why no plan replaces ``accepted``."""
-    found = make_plan.decide(parsed, config)
+    """Return the best plan for the cluster as it is now, or a text that says why no plan replaces ``accepted``.
+
+    Pods that have stopped start only with a plan for the devices that are free now, even if it needs new nodes or its
+    volume is not usable yet: other jobs may use the devices of ``accepted`` by now.
+    """
+    found, stopped = make_plan.decide(parsed, config), quiet(parsed.observed)
     if isinstance(found, Infeasible):
         return f"no other plan is possible: {found.field}: {found.message}"
-    if found.new_nodes:
+    if found.new_nodes and not stopped:
         return "no other plan is possible on the existing nodes"
-    if layout(found) == layout(accepted):
+    if layout(found) == layout(accepted) and not found.new_nodes:
         only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
         return f"{accepted.status.summary} is still the best plan{only}"
-    sizes = {size.ranks for size in parsed.report.refused_sizes} if parsed.report is not None else set()
-    if (ranks := len(found.plan.ranks)) in sizes:
-        return f"{found.status.summary} would be possible, but the script failed on {ranks} ranks"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
-    if blocks(volume):
+    if blocks(volume) and not stopped:
         return f"{found.status.summary} would be better, but {volume.message}"
     return found.model_copy(update={"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1})
 

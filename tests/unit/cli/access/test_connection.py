@@ -9,7 +9,8 @@ import yaml
 from dljob.cli import main, remote
 from dljob.cli.commands import run
 from dljob.kube import Api, ApiError
-from dljob.sdk import Client, DLJobError
+from dljob.kube.kinds import DLJOB
+from dljob.sdk import Client, DLJobError, requests
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
 from support.specs.small_specs import JOB
 
@@ -35,7 +36,7 @@ def test_unusable_certificates_are_named(
 class TestFollowing:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "LOOK_S", 0.01)
+        monkeypatch.setattr(requests, "PAUSE_S", 0.01)
         monkeypatch.setattr(remote, "PAUSE_S", 0.01)
 
     @staticmethod
@@ -69,6 +70,55 @@ class TestFollowing:
         assert "phase Complete" in shown.out and not errors
         assert shown.err == "dljob: the API server does not answer (restarting); the job continues\n"
 
+    @pytest.mark.parametrize(
+        ("last", "code"),
+        [
+            ({"phase": "Complete", "result": {"steps": 10, "seconds": 2.5, "accuracy": 0.9}}, 0),
+            ({"phase": "Failed"}, 1),
+        ],
+        ids=["complete", "failed"],
+    )
+    def test_run_sees_the_end_of_a_job_that_is_deleted_at_once(
+        self, last: dict[str, Any], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        """Fixed bug: with a short ttlSecondsAfterFinished, the command said that the job was not found."""
+        apply, ended = Api.apply, list[str]()
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+        with threaded_api(tmp_path) as server:
+
+            async def applied(self: Api, *what: Any, **options: Any) -> Any:
+                answer = await apply(self, *what, **options)
+                if not options.get("dry_run"):
+                    ended.append("")
+                    server.report_status(JOB["metadata"]["name"], **last)
+                    server.delete(DLJOB, "team-a", JOB["metadata"]["name"])
+                return answer
+
+            monkeypatch.setattr(Api, "apply", applied)
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            assert main(["run", str(tmp_path / "job.yaml")]) == code and ended == [""]
+        shown = capsys.readouterr()
+        assert f"phase {last['phase']}" in shown.out and shown.err == ""
+
+    def test_run_says_that_the_job_was_deleted_before_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        apply = Api.apply
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+        with threaded_api(tmp_path) as server:
+
+            async def applied(self: Api, *what: Any, **options: Any) -> Any:
+                answer = await apply(self, *what, **options)
+                if not options.get("dry_run"):
+                    server.delete(DLJOB, "team-a", JOB["metadata"]["name"])
+                return answer
+
+            monkeypatch.setattr(Api, "apply", applied)
+            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+            assert main(["run", str(tmp_path / "job.yaml")]) == 2
+        assert "the job was deleted from namespace team-a" in capsys.readouterr().err
+
     def test_run_says_that_no_operator_processes_the_manifest(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -84,7 +134,7 @@ class TestFollowing:
     def test_run_ends_if_waiting_does_not_help(
         self, code: int, patience_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(remote, "PATIENCE_S", patience_s)
+        monkeypatch.setattr(requests, "PATIENCE_S", patience_s)
         with threaded_api(tmp_path) as server:
             monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
             self.failing(monkeypatch, [code] * 99)

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from dljob.cli import main, remote
-from dljob.cli.commands import run
 from dljob.client import access
 from dljob.controller.connection import proxy_from_environment
-from dljob.sdk import Client
+from dljob.sdk import Client, requests
 from support.servers.http_api import HttpApiServer
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
 from support.specs.small_specs import JOB
@@ -195,7 +194,7 @@ def test_plugin_leaves_the_namespace_of_the_context(tmp_path: Path, monkeypatch:
 class TestExpiredToken:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "LOOK_S", 0.01)
+        monkeypatch.setattr(requests, "PAUSE_S", 0.01)
 
     @staticmethod
     def expiring(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:

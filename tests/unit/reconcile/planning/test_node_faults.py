@@ -272,6 +272,19 @@ class TestMoves:
         assert verdict(new, "NodeFaulty") == ("False", "Replanned") and "StatefulSet" in kinds(new)
         assert plan_of(after(freed, new)).avoid == (NODE,)
 
+    def test_job_that_stopped_waits_for_its_volume_with_a_plan_for_other_nodes(self) -> None:
+        """Fixed bug: when its claim was usable again, the job started on the faulty node."""
+        observed = moving()
+        down = stopped(after(observed, step(observed)))
+        wrong = {name: replace(claim, access_modes=("ReadWriteOnce",)) for name, claim in down.claims.items()}
+        waiting = step(replace(down, claims=wrong), 10)
+        assert verdict(waiting, "VolumeReady") == ("False", "ClaimNotShared") and "StatefulSet" not in kinds(waiting)
+        back = replace(after(down, waiting), claims=down.claims)
+        assert needs_view(back)
+        new = step(back, 40)
+        assert verdict(new, "NodeFaulty") == ("False", "Replanned")
+        assert plan_of(after(back, new)).avoid == (NODE,)
+
     def test_job_with_a_pod_that_fits_no_node_may_use_a_node_that_has_returned(self) -> None:
         """Otherwise, its pods would avoid the node for good."""
         first = seen(DIGITS, FIVE, left_out=out())

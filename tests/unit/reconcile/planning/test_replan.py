@@ -8,12 +8,12 @@ import pytest
 from dlcontract import Mismatch, RunPhase
 from dljob.api import DLJobSpec
 from dljob.job.identity import profile_key
-from dljob.job.observed import Observed
+from dljob.job.observed import ClaimSeen, Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
 from support.builders import CPUS, DIGITS, Json, after, changed, plan_of, report, seen, settled
-from support.job_lifecycle import DOWN, condition_of, kinds, status, step, training, verdict
+from support.job_lifecycle import DOWN, condition_of, kinds, started, status, step, training, verdict
 
 LONG: Json = {**DIGITS, "epochs": None, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
 WARM_S = 20.0
@@ -24,10 +24,12 @@ ONE_NODE_IS_BETTER = Learned(
 )
 
 
-def slow(spec: Json = LONG, **changes: Any) -> Observed:
-    """Return a job whose steps take far longer than the plan's p90."""
+def slow(spec: Json = LONG, claims: dict[str, ClaimSeen] | None = None, **changes: Any) -> Observed:
+    """Return a job whose steps take far longer than the plan's p90. ``claims``: those of its user."""
     fields: Json = {"step": 500, "steps": 100_000, "step_s": 2.0, **changes}
-    found = training(spec, **fields)
+    first = started(spec, claims=claims or {})
+    first = replace(first, report=report(first, **fields))
+    found = after(first, step(first))
     assert plan_of(found).nodes == 3, "the case needs a plan with three nodes"
     return after(found, step(found, WARM_S))
 
@@ -100,6 +102,21 @@ def test_job_that_stopped_for_a_better_plan_waits_if_others_have_taken_its_devic
     freed = replace(after(down, waiting), view=CPUS)
     new = step(freed, 70)
     assert verdict(new, "PlanContradicted") == ("False", "Replanned") and "StatefulSet" in kinds(new)
+
+
+def test_job_that_stopped_waits_for_its_volume_with_a_plan_for_free_devices() -> None:
+    """Fixed bug: when its claim was back, the job started with its old plan, whose devices others used."""
+    claims = {"mine": ClaimSeen("mine", "Bound", ("ReadWriteMany",))}
+    observed = with_updated_profile(slow({**LONG, "checkpoint": {"volume": {"claimName": "mine"}}}, claims))
+    moving = after(observed, step(observed, 30))
+    down = after(moving, step(moving, 31))
+    down = replace(down, pods=(), report=report(down, RunPhase.STOPPED, step=510, steps=100_000), claims={})
+    waiting = step(down, 60)
+    assert verdict(waiting, "VolumeReady") == ("False", "ClaimNotFound") and "StatefulSet" not in kinds(waiting)
+    back = replace(after(down, waiting), claims=claims)
+    assert needs_view(back)
+    new = step(back, 90)
+    assert verdict(new, "PlanContradicted") == ("False", "Replanned") and plan_of(after(back, new)).nodes == 1
 
 
 def test_better_plan_is_searched_once_per_plan() -> None:

@@ -61,7 +61,7 @@ class KnownOptions:
         """
         request = (
             key[0], question.digest, bool(question.one_node_claim), tuple(sorted(question.observed.left_out)),
-            question.memory_to_try, question.volumes, self._cache.profiles_version, shape,
+            question.memory_to_try, question.volumes, question.refused_ranks, self._cache.profiles_version, shape,
         )  # fmt: skip
         known = self._known.get(request)
         if known is not None and self._clock() - known[0] < OPTIONS_S:
