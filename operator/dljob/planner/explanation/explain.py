@@ -1,6 +1,6 @@
 """Explanations of the chosen plan: other candidates, reasons for rejecting candidates, and warnings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -27,19 +27,24 @@ DIFFERENT = 0.15
 Similar candidates also have the same strategy and types of devices. ``shown`` prefers candidates that are not."""
 
 
-def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
+def memory_refusals(searches: Sequence[tuple[list[Option], Workload]], request: Request) -> list[Refusal]:
     """Return a ``Refusal`` for each type of device that needs more than ``nodes.min`` ranks to hold the global batch.
 
     The batch must fit into the memory of these ranks together. The summary of the ``Refusal`` is the largest number of
-    ranks whose memory is too small, such as 'up to 3 x t4'. ``ways``: the options (ways to use the nodes of one type of
-    device) that candidates consist of.
+    ranks whose memory is too small, such as 'up to 3 x t4'. ``searches``: for each precision that was searched, the
+    options (ways to use the nodes of one type of device) that candidates consist of, and the workload in it. The
+    precision that needs the fewest ranks counts.
     """
     lines = []
-    for label in dict.fromkeys(option.label for option in ways):
-        own = [o for o in ways if o.label == label]
-        option = max(own, key=lambda o: (o.min_ranks == 1, o.memory_nbytes, o.host_nbytes / o.ranks_per_node))
-        ranks = max(o.nodes * o.ranks_per_node for o in own)
-        fewest = _fewest(option, request, workload, ranks)
+    for label in dict.fromkeys(option.label for ways, _ in searches for option in ways):
+        found = []
+        for ways, workload in searches:
+            own = [o for o in ways if o.label == label]
+            if own:
+                option = max(own, key=lambda o: (o.min_ranks == 1, o.memory_nbytes, o.host_nbytes / o.ranks_per_node))
+                ranks = max(o.nodes * o.ranks_per_node for o in own)
+                found.append((_fewest(option, request, workload, ranks), ranks, option, workload, own))
+        fewest, ranks, option, workload, own = min(found, key=lambda each: each[0])
         if fewest <= max(1, request.nodes_min):
             lines += _too_many_on_a_node(own, workload)
             continue
