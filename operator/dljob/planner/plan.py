@@ -21,7 +21,7 @@ from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.fixed import fixed_parts
+from dljob.planner.candidates.fixed import fixed_candidates, fixed_parts
 from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import Option, options, sharing_options
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
@@ -185,11 +185,10 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         typed = [in_precision(workload, each) for each in precision.of_groups(request, nodes.pools)]
         variants = [each for half in typed for each in recomputation.variants(request, half)]
         for each, strategy in product(variants, strategies(request)):
-            parts = fixed_parts(request, nodes, each, learned, strategy)
-            if isinstance(parts, Infeasible):
-                return parts
-            parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
-            found += [(parts, evaluate(parts, name, request, each)) for name in collectives(request, parts)]
+            groups = fixed_candidates(request, nodes, each, learned, strategy)
+            if isinstance(groups, Infeasible):
+                return groups
+            found += _with_best_cores(request, groups, each)
     else:
         if (short := too_few(request, nodes, view) or too_few_for_server(request, nodes)) is not None:
             return short
@@ -323,6 +322,23 @@ def _candidates(
             tried = [(parts, evaluate(parts, name, request, typed)) for name in names]
             found += tried
     return found, refusals + memory_refusals(smallest, request)
+
+
+def _with_best_cores(request: Request, groups: Sequence[list[Part]], workload: Workload) -> list[Found]:
+    """Return the plans with groups that the user fixes, with the numbers of cores for which the best of them is best.
+
+    They differ in the collective. ``groups``: the same groups with different numbers of cores, the most first. If none
+    fits into memory, return those with the fewest cores, which need the least.
+    """
+    tried: list[list[Found]] = []
+    for each in groups:
+        parts = [replace(part, option=_accumulated(part.option, request)) for part in each]
+        tried.append([(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)])
+    choices = [choice for found in tried for _, choice in found if isinstance(choice, Choice)]
+    if not choices:
+        return tried[-1]
+    best = objective.best(request, choices)
+    return next(found for found in tried if any(choice is best for _, choice in found))
 
 
 def _without_worse_precisions(request: Request, choices: list[Choice]) -> list[Choice]:
