@@ -67,3 +67,12 @@ def test_refusal_counts_only_the_ranks_with_samples() -> None:
     request = replace(LARGE, global_batch=400, collective="ParameterServer", fixed=(FixedChoice("cpu", 1, 2),))
     wrong = rejected(request, view({"count": 1, "cpu": 2, "memory": "6Gi"}))
     assert wrong.reason == "DoesNotFit" and any("400 samples need" in each.reason for each in wrong.refusals), wrong
+
+
+def test_ranks_of_fixed_groups_have_a_core_each_if_enough_nodes_do() -> None:
+    """Regression: each of four ranks had half a core of a node with four, because another node has only two."""
+    cluster = view({"device": "cpu", "count": 2, "cpu": 5}, {"device": "cpu", "count": 1, "cpu": 2})
+    [group] = decided(replace(LARGE, fixed=(FixedChoice("cpu", 2, 4),)), cluster).chosen.groups
+    assert group.cores == 1 and group.cpu_per_pod <= 4
+    [group] = decided(replace(LARGE, fixed=(FixedChoice("cpu", 3, 4),)), cluster).chosen.groups
+    assert group.cores == 0.5 and group.cpu_per_pod <= 2
