@@ -137,6 +137,8 @@ def _batch(request: Request) -> Infeasible | None:
     ranks = sum(f.nodes * f.ranks_per_node for f in request.fixed)
     fixed_samples = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
     rest = sum(f.nodes * f.ranks_per_node for f in request.fixed if f.batch_per_rank is None)
+    if request.strategy in ("Pipeline", "Tensor"):
+        return None  # All ranks of a replica have the same samples.
     if request.global_batch < ranks:
         return Infeasible(
             "BatchTooSmall",

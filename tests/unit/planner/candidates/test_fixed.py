@@ -76,3 +76,17 @@ def test_ranks_of_fixed_groups_have_a_core_each_if_enough_nodes_do() -> None:
     assert group.cores == 1 and group.cpu_per_pod <= 4
     [group] = decided(replace(LARGE, fixed=(FixedChoice("cpu", 3, 4),)), cluster).chosen.groups
     assert group.cores == 0.5 and group.cpu_per_pod <= 2
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), [("Pipeline", 4), ("Tensor", 2)])
+def test_ranks_of_a_fixed_replica_share_its_samples(strategy: Any, replicas: int) -> None:
+    """Regression: each rank needed a sample of its own, so that groups of the search were rejected if fixed."""
+    request = Request(
+        job="j", global_batch=6, total_steps=10, model="gpt-mini", dataset="synthetic-tokens", strategy=strategy,
+        replicas=replicas, stages=2 if strategy == "Pipeline" else None, micro_batches=1,
+        fixed=(FixedChoice("cpu", 4, 2),),
+    )  # fmt: skip
+    found = decided(request, FOUR).chosen
+    assert (found.strategy, found.replicas) == (strategy, replicas)
+    assert rejected(replace(request, strategy="Data"), FOUR).reason == "BatchTooSmall"
+    assert rejected(replace(request, replicas=8, global_batch=6), FOUR).field
