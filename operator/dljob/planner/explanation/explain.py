@@ -134,17 +134,40 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
 
 
 def worse(request: Request, choice: Choice, chosen: Choice) -> str:
-    """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
+    """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective.
+
+    A plan with a better score than ``chosen`` saves too little for its devices, its time or its recomputation
+    (``objective.best``).
+    """
     p, q = choice.prediction, chosen.prediction
-    if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
+    meets_it = objective.meets(request, q.total_p90_s)
+    if not objective.meets(request, p.total_p90_s) and meets_it:
         return f"misses the deadline: {_lateness(request, p.total_p90_s)}"
-    return {
-        "Time": f"slower: {duration(p.step_s)} per step instead of {duration(q.step_s)}",
-        "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
-        "Energy": f"more energy: {joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}",
-        "Cost": f"more expensive: ${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}",
-        "Carbon": f"more carbon: {grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}",
-    }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
+    kind: str = "P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize
+    if request.minimize != "Time" and not meets_it:
+        kind = "Late"
+    more, saved, values = {
+        "Time": ("slower", "time", f"{duration(p.step_s)} per step instead of {duration(q.step_s)}"),
+        "P90": ("slower", "time", f"{duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)"),
+        "Late": ("later", "time", f"{duration(p.total_p90_s)} (p90) instead of {duration(q.total_p90_s)}"),
+        "Energy": ("more energy", "energy", f"{joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}"),
+        "Cost": ("more expensive", "money", f"${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}"),
+        "Carbon": ("more carbon", "carbon", f"{grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}"),
+    }[kind]
+    if objective.score(request, p) >= objective.score(request, q):
+        return f"{more}: {values}"
+    return f"saves too little {saved}: {values}{_effort(choice, chosen)}"
+
+
+def _effort(choice: Choice, chosen: Choice) -> str:
+    """Return what ``choice`` takes more of than ``chosen``: devices, time or forward passes; or ''."""
+    more, fewer = objective.devices(choice), objective.devices(chosen)
+    if more > fewer:
+        return f", with {more:.3g} CPUs or GPUs instead of {fewer:.3g}"
+    if choice.recomputes and not chosen.recomputes:
+        return ", with activation checkpointing"
+    p, q = choice.prediction, chosen.prediction
+    return f", in {duration(p.total_s)} instead of {duration(q.total_s)}" if p.total_s > q.total_s else ""
 
 
 def model_parallel_refusals(

@@ -42,6 +42,4 @@ def _why_not_preferred(request: Request, chosen: Choice, choices: Sequence[Choic
     if not half:
         return "in 16 bits, the job does not fit into memory"
     best = min(half, key=lambda choice: objective.score(request, choice.prediction))
-    if objective.score(request, best.prediction) <= objective.score(request, chosen.prediction):
-        return f"the best plan in {NAMES[best.precision]} needs more devices and is hardly better"
-    return f"the best plan in {NAMES[best.precision]} is worse ({worse(request, best, chosen)}): {best.summary}"
+    return f"the best plan in {NAMES[best.precision]} is not better ({worse(request, best, chosen)}): {best.summary}"

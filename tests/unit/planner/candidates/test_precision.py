@@ -130,7 +130,7 @@ def test_the_reason_compares_float32_with_the_best_plan_in_16_bits() -> None:
     found = decided(replace(DIGITS, precision=None), gpus(A100))
     assert found.chosen.precision == "FP32"
     why = found.precision_reason or ""
-    assert why.startswith("FP32: the best plan in bfloat16 is worse (slower: ") and ", BF16" in why
+    assert why.startswith("FP32: the best plan in bfloat16 is not better (slower: ") and ", BF16" in why
     heavy = decided(replace(HEAVY, precision=None), gpus(A100))
     assert all(choice.precision == "BF16" for choice in heavy.candidates), "slower plans in float32 are not shown"
 
@@ -167,7 +167,7 @@ def test_measured_float16_is_compared_with_bfloat16() -> None:
     }
     found = decided(replace(HEAVY, precision=None), gpus(A100), learned)
     assert found.chosen.precision == "FP16"
-    assert (found.precision_reason or "").startswith("FP16: the best plan in bfloat16 is worse (")
+    assert (found.precision_reason or "").startswith("FP16: the best plan in bfloat16 is not better (")
     assert decided(replace(HEAVY, precision=None, may_scale_loss=False), gpus(A100), learned).chosen.precision == "BF16"
 
 
