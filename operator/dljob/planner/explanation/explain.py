@@ -147,8 +147,8 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     if request.minimize != "Time" and not meets_it:
         kind = "Late"
     more, saved, values = {
-        "Time": ("slower", "time", f"{duration(p.step_s)} per step instead of {duration(q.step_s)}"),
-        "P90": ("slower", "time", f"{duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)"),
+        "Time": ("slower", "time", _times((p.step_s, q.step_s), (p.total_s, q.total_s))),
+        "P90": ("slower", "time", f"{_times((p.step_p90_s, q.step_p90_s), (p.total_p90_s, q.total_p90_s))} (p90)"),
         "Late": ("later", "time", f"{duration(p.total_p90_s)} (p90) instead of {duration(q.total_p90_s)}"),
         "Energy": ("more energy", "energy", f"{joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}"),
         "Cost": ("more expensive", "money", f"${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}"),
@@ -157,6 +157,16 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     if objective.score(request, p) >= objective.score(request, q):
         return f"{more}: {values}"
     return f"saves too little {saved}: {values}{_effort(choice, chosen)}"
+
+
+def _times(steps_s: tuple[float, float], totals_s: tuple[float, float]) -> str:
+    """Return a text with two step times; with the times of the whole training if only these are in the other order.
+
+    In short trainings, loading the first batch or evaluations can take longer than what faster steps save.
+    """
+    differ = (steps_s[0] < steps_s[1]) != (totals_s[0] < totals_s[1])
+    one, other = map(duration, totals_s if differ else steps_s)
+    return f"{one} instead of {other} for the whole training" if differ else f"{one} per step instead of {other}"
 
 
 def _effort(choice: Choice, chosen: Choice) -> str:
