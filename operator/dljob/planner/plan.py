@@ -168,10 +168,11 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals: list[Refusal] = list(nodes.refusals)
     typed = [workload]
     if request.strategy in ("Pipeline", "Tensor"):
-        fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
-        asked = (
-            fixed if isinstance(fixed, Infeasible) else model_split.candidates(request, nodes, workload, learned, fixed)
-        )
+        groups = fixed_candidates(request, nodes, workload, learned) if request.fixed else []
+        if isinstance(groups, Infeasible):
+            return groups
+        own = [part for parts in groups for part in parts]
+        asked = model_split.candidates(request, nodes, workload, learned, own)
         if isinstance(asked, Infeasible):
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]

@@ -90,3 +90,19 @@ def test_ranks_of_a_fixed_replica_share_its_samples(strategy: Any, replicas: int
     assert (found.strategy, found.replicas) == (strategy, replicas)
     assert rejected(replace(request, strategy="Data"), FOUR).reason == "BatchTooSmall"
     assert rejected(replace(request, replicas=8, global_batch=6), FOUR).field
+
+
+@pytest.mark.parametrize("strategy", ["Pipeline", "Tensor"])
+@pytest.mark.parametrize("minimize", ["Energy", "Cost"])
+def test_split_models_use_the_cores_that_serve_the_objective(strategy: Any, minimize: Any) -> None:
+    """Regression: they used all CPUs of a node, at up to 20 times the cost, or the fastest number in fixed groups."""
+    request = Request(
+        job="j", global_batch=64, total_steps=100, model="gpt-mini", dataset="synthetic-tokens", strategy=strategy,
+        stages=2 if strategy == "Pipeline" else None, micro_batches=8 if strategy == "Pipeline" else 1,
+        minimize=minimize, nodes_min=2, nodes_max=2, fixed=(FixedChoice("cpu", 2, 1),),
+    )  # fmt: skip
+    found = decided(request, FOUR).chosen
+    free = decided(replace(request, fixed=()), FOUR).chosen
+    all_cpus = decided(replace(request, minimize="Time", fixed=()), FOUR).chosen
+    assert score(request, found.prediction) < score(request, all_cpus.prediction)
+    assert score(request, free.prediction) <= score(request, found.prediction)
