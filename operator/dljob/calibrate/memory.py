@@ -1,7 +1,7 @@
 """Main memory of the pods of a training script: what runs have shown, and what the next pods need at least."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MARGIN = 1.15
 """Factor on a measured peak. The peak is sampled, equal runs differ by some per cent (other samples, another order of
@@ -44,13 +44,22 @@ class MemoryPoint:
     def needed_nbytes(self) -> int:
         """Return the bytes that a pod like those of the runs needs; 0 if only an insufficient amount is known.
 
-        It is the peak with a margin, but not more than what was enough for a complete run.
+        It is the peak with a margin. If no peak is known, or if the run counts as one that needed all that it had
+        because its peak was missed, it is what was enough for a complete run.
+        """
+        peak, enough = self.peak_nbytes or 0, self.sufficient_nbytes or 0
+        return int(MARGIN * peak) + ROOM_NBYTES if peak and peak != enough else enough
+
+    @property
+    def without_margin(self) -> "MemoryPoint":
+        """Return the point with which pods need no more than what was enough for a complete run.
+
+        It is this point itself if no complete run has shown that less than the peak with its margin is enough.
         """
         peak, enough = self.peak_nbytes or 0, self.sufficient_nbytes
-        if not peak:
-            return enough or 0
-        wanted = int(MARGIN * peak) + ROOM_NBYTES
-        return wanted if enough is None else max(peak, min(wanted, enough))
+        if not peak or enough is None or enough >= self.needed_nbytes:
+            return self
+        return replace(self, peak_nbytes=None, sufficient_nbytes=max(peak, enough))
 
 
 def remembered(points: Sequence[MemoryPoint], new: MemoryPoint) -> tuple[MemoryPoint, ...]:

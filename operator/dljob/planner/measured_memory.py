@@ -27,11 +27,50 @@ def with_measured_memory(
     ranks per node, its pods request what these were measured to need. A plan never requests less than without
     measurements. Without measurements of the job's script, and if the spec or Kueue sets the memory, return the plan
     unchanged.
+
+    Pods get a margin beside the measured peak. If less was enough for a complete run, they get only as much in two
+    cases: if the margin alone would change the nodes or ranks of the plan, or if no plan is possible with it.
     """
-    found, keys, given = plan(request), request.keys, request
+    found, keys = plan(request), request.keys
     measured = any(known.memory and name in keys for (name, _), known in learned.items())
     if request.memory_per_pod_nbytes is not None or request.memory_admitted or not measured:
         return found
+    full = _raised(request, found, view, learned, plan)
+    if isinstance(found, Infeasible) or (isinstance(full, Decision) and _places(full) == _places(found)):
+        return full
+    bare = _without_margins(request, learned)
+    if bare == learned:
+        return full
+    lower = _raised(request, found, view, bare, plan)
+    if isinstance(full, Infeasible) and isinstance(lower, Decision):
+        return lower
+    return lower if isinstance(lower, Decision) and _places(lower) == _places(found) else full
+
+
+def _places(decision: Decision) -> list[tuple[str, int, int]]:
+    """Return (type of device, nodes, ranks per node) of each group of the chosen plan."""
+    return [(group.device, group.nodes, group.ranks_per_node) for group in decision.chosen.groups]
+
+
+def _without_margins(request: Request, learned: Constants) -> Constants:
+    """Return ``learned`` with the measured memory of the job's script without margins (``without_margin``)."""
+    return {
+        key: replace(known, memory=tuple(point.without_margin for point in known.memory))
+        if known.memory and key[0] in request.keys
+        else known
+        for key, known in learned.items()
+    }
+
+
+def _raised(
+    request: Request,
+    found: Decision | Infeasible,
+    view: ClusterView,
+    learned: Constants,
+    plan: Callable[[Request], Decision | Infeasible],
+) -> Decision | Infeasible:
+    """Return ``found``, the plan without regard to measured memory, or another one, with pods that request enough."""
+    given = request
     for _ in range(ROUNDS):
         if isinstance(found, Infeasible):
             return found

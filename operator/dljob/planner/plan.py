@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from dlcontract import Precision
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
@@ -22,7 +21,7 @@ from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.fixed import fixed_parts
+from dljob.planner.candidates.fixed import fixed_candidates, fixed_parts
 from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import Option, options, sharing_options
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
@@ -46,6 +45,7 @@ from dljob.planner.explanation.explain import (
 )
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, script_failed, too_few
 from dljob.planner.explanation.power_limits import power_limits
+from dljob.planner.explanation.precision import precision_reason
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
 from dljob.planner.explanation.volumes import too_few_for_volumes
@@ -130,11 +130,7 @@ def _plan_described(request: Request, view: ClusterView, learned: Constants) -> 
     learned = without_implausible(request, view, learned)
     keys = request.keys
     request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))
-    found = in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
-    if (wide := precision.in_float32(request, found)) is not None:
-        again = in_best_domain(wide, view, lambda asked, part: _plan_in(asked, part, learned))
-        return again if isinstance(again, Decision) else found
-    return found
+    return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
 
 
 def _plan_in(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -176,12 +172,13 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return wrong
     found: list[Found] = []
     refusals: list[Refusal] = list(nodes.refusals)
-    typed = workload
+    typed = [workload]
     if request.strategy in ("Pipeline", "Tensor"):
-        fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
-        asked = (
-            fixed if isinstance(fixed, Infeasible) else model_split.candidates(request, nodes, workload, learned, fixed)
-        )
+        groups = fixed_candidates(request, nodes, workload, learned) if request.fixed else []
+        if isinstance(groups, Infeasible):
+            return groups
+        own = [part for parts in groups for part in parts]
+        asked = model_split.candidates(request, nodes, workload, learned, own)
         if isinstance(asked, Infeasible):
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
@@ -192,20 +189,20 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.fixed:
-        typed = in_precision(workload, precision.of_groups(request, nodes.pools))
-        for each, strategy in product(recomputation.variants(request, typed), strategies(request)):
-            parts = fixed_parts(request, nodes, each, learned, strategy)
-            if isinstance(parts, Infeasible):
-                return parts
-            parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
-            found += [(parts, evaluate(parts, name, request, each)) for name in collectives(request, parts)]
+        typed = [in_precision(workload, each) for each in precision.of_groups(request, nodes.pools)]
+        variants = [each for half in typed for each in recomputation.variants(request, half)]
+        for each, strategy in product(variants, strategies(request)):
+            groups = fixed_candidates(request, nodes, each, learned, strategy)
+            if isinstance(groups, Infeasible):
+                return groups
+            found += _with_best_cores(request, groups, each)
     else:
         if (short := too_few(request, nodes, view) or too_few_for_server(request, nodes)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned, made)
     if request.strategy == "Auto":
         whole = [replace(p, option=p.option.single or p.option) for p in found[0][0]] if request.fixed else []
-        if whole and typed.precision != "FP32":  # model parallelism computes in float32
+        if whole and typed[0].precision != "FP32":  # model parallelism computes in float32
             again = fixed_parts(request, nodes, workload, learned)
             whole = [] if isinstance(again, Infeasible) else again
         split_up = model_split.search(
@@ -219,7 +216,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         refusals += split_up[1]
     choices = [c for _, c in found if isinstance(c, Choice)]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
-    chosen = objective.best(request, choices) if choices else None
+    kept = _without_worse_precisions(request, choices)
+    chosen = objective.best(request, kept) if kept else None
     better = unsupported.search(
         request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
     )
@@ -227,20 +225,20 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         refusals += sharded.offered(request, nodes, workload, learned)
         wrong = with_cause(request, workload, nodes, nothing_fits(request, tuple(refusals)))
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
-    candidates = shown(request, chosen, choices)
-    refusals += model_parallel_refusals(request, chosen, choices, candidates)
-    refusals += slower(request, chosen, choices, candidates)
+    candidates = shown(request, chosen, kept)
+    refusals += model_parallel_refusals(request, chosen, kept, candidates)
+    refusals += slower(request, chosen, kept, candidates)
     measure = None
     advice: tuple[str | None, tuple[PowerLimit, ...]] = (None, ())
     if parts := next(parts for parts, c in found if c is chosen):
-        typed = recomputation.of_choice(workload, chosen)
+        used = recomputation.of_choice(workload, chosen)
         refusals += more_cores(
-            request, chosen, parts, typed, lambda pool, each: _options(pool, each, typed, request, learned, made)
+            request, chosen, parts, used, lambda pool, each: _options(pool, each, used, request, learned, made)
         )
-        refusals += strategy_search.others(request, chosen, parts, typed)
-        advice = power_limits(request, chosen, parts, typed)
+        refusals += strategy_search.others(request, chosen, parts, used)
+        advice = power_limits(request, chosen, parts, used)
         option = parts[0].option.single or parts[0].option
-        measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option, typed)
+        measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option, used)
     unique = tuple(dict.fromkeys(refusals))
     return Decision(
         chosen,
@@ -252,7 +250,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         power_limits=advice[1],
         trade_offs=front(chosen, choices, objective.INDISTINCT),
         checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store),
-        precision_reason=precision.reason(request, chosen),
+        precision_reason=precision_reason(request, chosen, choices),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
         unsupported=better,
         data_text=prices(request, chosen, next(parts for parts, c in found if c is chosen)),
@@ -298,10 +296,11 @@ def _candidates(
     searches = [
         (able, typed, strategy, typed is variants[-1] and strategy == strategies(request)[-1])
         for kind in KINDS
-        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.kind == kind])
+        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.kind == kind], learned)
         for variants in [recomputation.variants(request, in_precision(workload, each))]
         for typed, strategy in product(variants, strategies(request))
     ]
+    smallest: list[tuple[list[Option], Workload]] = []
     for pools, typed, strategy, needs_least in searches:
         is_gpu = any(pool.is_gpu for pool in pools)
         most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
@@ -316,8 +315,7 @@ def _candidates(
             )
         ]
         if needs_least:  # of memory
-            own = [option for option in ways if precision.gets(request, option.pool, typed.precision)]
-            refusals += memory_refusals(own, request, typed)
+            smallest.append((ways, typed))
         ways = [o for o in ways if largest_share(o, request.global_batch, request.storage) >= 1]
         if not ways:
             continue
@@ -329,16 +327,41 @@ def _candidates(
             # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
             names = collectives(request, parts) if i == 0 else (best,)
             tried = [(parts, evaluate(parts, name, request, typed)) for name in names]
-            found += [each for each in tried if _is_of_precision(request, each[1], typed.precision)]
-    return found, refusals
+            found += tried
+    return found, refusals + memory_refusals(smallest, request)
 
 
-def _is_of_precision(request: Request, found: Choice | Refusal, searched: Precision) -> bool:
-    """Return True if the devices of a candidate compute in ``searched``, the precision of the search that found it.
+def _with_best_cores(request: Request, groups: Sequence[list[Part]], workload: Workload) -> list[Found]:
+    """Return the plans with groups that the user fixes, with the numbers of cores for which the best of them is best.
 
-    Otherwise, the search in another precision finds the candidate. Return True for rejected candidates.
+    They differ in the collective. ``groups``: the same groups with different numbers of cores, the most first. If none
+    fits into memory, return those with the fewest cores, which need the least.
     """
-    return isinstance(found, Refusal) or precision.of_choice(request, found) == searched
+    tried: list[list[Found]] = []
+    for each in groups:
+        parts = [replace(part, option=_accumulated(part.option, request)) for part in each]
+        tried.append([(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)])
+    choices = [choice for found in tried for _, choice in found if isinstance(choice, Choice)]
+    if not choices:
+        return tried[-1]
+    best = objective.best(request, choices)
+    return next(found for found in tried if any(choice is best for _, choice in found))
+
+
+def _without_worse_precisions(request: Request, choices: list[Choice]) -> list[Choice]:
+    """Return the plans that are in the preferred precision of their devices, and others that beat the best of these.
+
+    Model-parallel plans are always in float32, and not compared. If the user requests a precision, return all plans.
+    """
+    if request.precision is not None:
+        return choices
+    usual = [c.splits_model or c.precision == precision.preferred(request, c) for c in choices]
+    whole = [c for c, is_usual in zip(choices, usual, strict=True) if is_usual and not c.splits_model]
+    if not whole:
+        return choices
+    bar = objective.score(request, objective.best(request, whole).prediction)
+    better = [objective.score(request, choice.prediction) < bar for choice in choices]
+    return [choice for choice, *reasons in zip(choices, usual, better, strict=True) if any(reasons)]
 
 
 def _accumulated(option: Option, request: Request) -> Option:

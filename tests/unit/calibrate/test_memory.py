@@ -26,11 +26,24 @@ def test_a_pod_needs_the_peak_with_a_margin() -> None:
     assert MemoryPoint(1).needed_nbytes == 0
 
 
-def test_no_pod_needs_more_than_what_was_enough() -> None:
-    """Otherwise a node on which the script has run before would be left out."""
-    assert MemoryPoint(1, peak_nbytes=2600, sufficient_nbytes=2728).needed_nbytes == 2728
+def test_without_its_margin_a_pod_needs_no_more_than_what_was_enough() -> None:
+    """Regression: the margin was lost whenever a run had been complete with less."""
+    tight = MemoryPoint(1, 32, "Data", peak_nbytes=2 * GIB, sufficient_nbytes=int(2.1 * GIB))
+    assert tight.needed_nbytes == int(1.15 * 2 * GIB) + ROOM_NBYTES
+    assert tight.without_margin.needed_nbytes == int(2.1 * GIB) and tight.without_margin.place == tight.place
+    for other in (
+        MemoryPoint(1, peak_nbytes=2 * GIB),
+        MemoryPoint(1, peak_nbytes=100, sufficient_nbytes=16 * GIB),
+        MemoryPoint(1, sufficient_nbytes=2728),
+        MemoryPoint(1, peak_nbytes=GIB, insufficient_nbytes=GIB),
+    ):
+        assert other.without_margin == other
     assert MemoryPoint(1, peak_nbytes=100, sufficient_nbytes=16 * GIB).needed_nbytes < GIB
+
+
+def test_what_was_enough_counts_if_no_peak_was_measured() -> None:
     assert MemoryPoint(1, sufficient_nbytes=2728).needed_nbytes == 2728, "an older agent measured no peak"
+    assert MemoryPoint(1, peak_nbytes=2728, sufficient_nbytes=2728).needed_nbytes == 2728, "the agent missed the peak"
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ class DLJobSpec(ApiModel):
         Field(
             description="Number format of forward and backward pass, by autocast. FP32: float32. BF16: bfloat16. FP16: "
             "float16 with loss scaling. Parameters, gradients that ranks exchange, and checkpoints are always float32, "
-            "and so are norms and the loss. Auto: BF16 if all GPUs of the plan have units for bfloat16, otherwise "
-            "FP16 if all have units for float16, and FP32 on CPUs and on GPUs that the catalogue lacks. A training "
-            "script needs t.autocast() and, for Auto and FP16, t.grad_scaler(). Default: FP32."
+            "and so are norms and the loss. Auto: the precision of the best plan, among those for which all its GPUs "
+            "have units; FP32 on CPUs and on GPUs that the catalogue lacks. A training script needs t.autocast() and, "
+            "for Auto and FP16, t.grad_scaler(). Default: FP32."
         ),
     ] = None
     activation_checkpointing: Annotated[

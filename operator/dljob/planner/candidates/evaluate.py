@@ -101,8 +101,9 @@ def shares_of(
     return [[*none, *s] if first else [*s, *none] for s, none in zip(result, serving, strict=True)]
 
 
-def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
-    ranks = sum(p.ranks for p in parts)
+def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload, serving: int) -> Refusal:
+    """Return why no local batch sizes fit. ``serving``: number of parameter servers, which have no samples."""
+    ranks = sum(p.ranks for p in parts) - serving
     if request.global_batch < ranks:
         text = f"every rank needs a sample, but {ranks} ranks share a global batch of {samples(request.global_batch)}"
         return Refusal(describe(parts), text)
@@ -171,7 +172,7 @@ def evaluate(
         return Refusal(describe(parts), text)
     shares = shares_with(chosen)
     if shares is None:
-        return _does_not_fit(parts, request, workload)
+        return _does_not_fit(parts, request, workload, serving)
     held = held_by(parts, workload)
     pods = [(p.option, p.nodes, _pod_nbytes(p, s, held)) for p, s in zip(parts, shares, strict=True)]
     if (too_little := too_little_memory(pods, request)) is not None:

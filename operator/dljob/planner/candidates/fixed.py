@@ -1,6 +1,8 @@
 """Check groups of nodes that the user fixes (``planning.mode: Fixed``) against the cluster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
 
 from dljob.calibrate.learned import Learned
 from dljob.perf.workload.workload import Workload
@@ -12,6 +14,8 @@ from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
 
 INDISTINCT = 0.02
 """Maximum relative difference at which step times with two numbers of cores tie. The smaller number is then chosen."""
+MAX_CANDIDATES = 64
+"""Maximum number of combinations of numbers of cores at which all of them are evaluated."""
 
 
 def fixed_parts(
@@ -23,12 +27,60 @@ def fixed_parts(
 ) -> list[Part] | Infeasible:
     """Return a ``Part`` for each group in ``spec.planning.groups``, in which the user fixes nodes and ranks per node.
 
-    Return ``Infeasible`` if the nodes have no room for a group, or if the local batch sizes cannot add up to the
-    global batch size.
+    Ranks on CPUs compute with as many cores as are fastest. Return ``Infeasible`` if the nodes have no room for a
+    group, or if the local batch sizes cannot add up to the global batch size.
     """
+    found = _ways(request, nodes, workload, learned, strategy)
+    if isinstance(found, Infeasible):
+        return found
+    ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
+    parts = []
+    for choice, ways in zip(request.fixed, found, strict=True):
+        share = choice.batch_per_rank or max(1, request.global_batch // ranks)
+        parts.append(Part(_fastest(ways, share), choice.nodes, choice.batch_per_rank))
+    return parts
+
+
+def fixed_candidates(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy = "Data",
+) -> list[list[Part]] | Infeasible:
+    """Return the plans with the user's groups that differ in the cores of their ranks on CPUs, the most cores first.
+
+    Each has a ``Part`` for each group. If the numbers of cores of several groups have more than ``MAX_CANDIDATES``
+    combinations, all groups go down from their most cores together. Return ``Infeasible`` as ``fixed_parts`` does.
+    """
+    found = _ways(request, nodes, workload, learned, strategy)
+    if isinstance(found, Infeasible):
+        return found
+    most_first = [ways[::-1] for ways in found]
+    combinations: Iterable[tuple[Option, ...]] = product(*most_first)
+    if prod(map(len, most_first)) > MAX_CANDIDATES:
+        steps = range(max(map(len, most_first)))
+        combinations = [tuple(ways[min(i, len(ways) - 1)] for ways in most_first) for i in steps]
+    return [
+        [
+            Part(option, choice.nodes, choice.batch_per_rank)
+            for option, choice in zip(options, request.fixed, strict=True)
+        ]
+        for options in combinations
+    ]
+
+
+def _ways(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy,
+) -> list[list[Option]] | Infeasible:
+    """Return the options for each group that the user fixes, with rising numbers of cores; or ``Infeasible``."""
     if (wrong := _batch(request)) is not None:
         return wrong
-    parts = []
+    ways = []
     ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
     taken: dict[str, int] = {}
     for i, choice in enumerate(request.fixed):
@@ -53,9 +105,8 @@ def fixed_parts(
             for each in [options(pool, layout, workload, request, learned, strategy, ranks)]
             if any(option.min_nodes <= choice.nodes <= option.nodes for option in each)
         ]
-        share = choice.batch_per_rank or max(1, request.global_batch // ranks)
-        parts.append(Part(_fastest(found, share), choice.nodes, choice.batch_per_rank))
-    return parts
+        ways.append(found)
+    return ways
 
 
 def _roomiest(found: Sequence[Option], nodes: int) -> Option:
@@ -86,6 +137,8 @@ def _batch(request: Request) -> Infeasible | None:
     ranks = sum(f.nodes * f.ranks_per_node for f in request.fixed)
     fixed_samples = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
     rest = sum(f.nodes * f.ranks_per_node for f in request.fixed if f.batch_per_rank is None)
+    if request.strategy in ("Pipeline", "Tensor"):
+        return None  # All ranks of a replica have the same samples.
     if request.global_batch < ranks:
         return Infeasible(
             "BatchTooSmall",

@@ -91,7 +91,7 @@ def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
     """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
     found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request, is_gpu=pool.is_gpu))}
     if not pool.is_gpu and not request.cpu_per_pod:
-        totals = [cpus for cpus in _totals(pool, request) if cpus >= 2 * ranks]
+        totals = [cpus for cpus in _totals(pool, request) if cpus >= ranks]
         found |= {Layout(ranks, _threads(cpus // ranks, request)) for cpus in totals}
     return sorted(found, key=lambda each: each.cores)
 
@@ -121,7 +121,7 @@ def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
 
     All nodes of a pool have enough CPUs if the spec sets the CPU request of pods. If the layout has one rank on CPUs
     with at most one CPU, all nodes that have as much count, even if it is not free. With groups that the user fixes,
-    several such ranks also count as fitting.
+    several such ranks also count as fitting, if they need no more CPUs than the smallest node has.
     """
     if pool.is_gpu:
         least = 0.0 if request.cpu_per_pod else layout.cpus
@@ -129,7 +129,7 @@ def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
         return [m for m, free, room in nodes if free >= layout.ranks and room >= least]
     if request.cpu_per_pod:
         return list(pool.memory_nbytes)
-    if layout.cores <= 1 and (layout.ranks == 1 or bool(request.fixed)):
+    if layout.cores <= 1 and (layout.ranks == 1 or (bool(request.fixed) and layout.cpus <= pool.cpu)):
         return [m for m, cpu in zip(pool.memory_nbytes, pool.node_cpu, strict=True) if cpu >= layout.cores]
     return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]
 

@@ -1,24 +1,25 @@
 """The precision of a plan: the number format in which its devices compute forward and backward pass.
 
 All ranks of a plan have the same precision, because one loss scale is valid for all gradients. If the planner chooses,
-a set of devices gets the first of ``PREFERRED`` for which all of them have units. CPUs and GPUs that are not in the
-catalogue count as without such units. ``plan`` searches once for each precision that some set of devices gets.
+``plan`` searches once for each precision for which some device has units. The preferred precision of a set of devices
+is the first of ``PREFERRED`` for which all of them have units. A plan in another precision is a candidate only if it
+beats the best plan in preferred ones. CPUs and GPUs that are not in the catalogue count as without units for 16 bits.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from dlcontract import Precision
+from dljob.calibrate.learned import Learned
 from dljob.cluster import catalogue
 from dljob.planner.candidates.pools import Pool, wanted
-from dljob.planner.types import Choice, Decision, Infeasible, Refusal, Request
+from dljob.planner.types import Choice, Infeasible, Refusal, Request
 
 PREFERRED: tuple[Precision, ...] = ("BF16", "FP16", "FP32")
 """The order in which the planner chooses: bfloat16 has the range of float32, so it needs no loss scaling."""
 NAMES = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16"}
 
 
-def _units(label: str, is_gpu: bool) -> tuple[Precision, ...]:
+def units(label: str, is_gpu: bool) -> tuple[Precision, ...]:
     """Return the precisions for which a device is known to have units, in the order of ``PREFERRED``."""
     if not is_gpu:
         return ("FP32",)
@@ -26,25 +27,29 @@ def _units(label: str, is_gpu: bool) -> tuple[Precision, ...]:
     return tuple(each for each in PREFERRED if device.matrix_FLOPs(each))
 
 
-def _common(request: Request, devices: Iterable[tuple[str, bool]]) -> Precision:
-    """Return the precision that the planner chooses for ranks on these devices.
+def preferred(request: Request, choice: Choice) -> Precision:
+    """Return the preferred precision of a plan's devices: the first for which all of them have units.
 
-    ``devices``: (device type, True for a GPU) of each device. The choice is the first precision in ``PREFERRED`` for
-    which all devices have units, without FP16 if the job cannot scale losses.
+    FP16 is left out if the job cannot scale losses.
     """
-    units = [_units(*device) for device in devices]
-    fitting = [each for each in PREFERRED if all(each in found for found in units)]
-    return next(each for each in fitting if each != "FP16" or request.may_scale_loss)
+    return _possible(request, ((group.device, group.is_gpu) for group in choice.groups))[0]
 
 
-def of_choice(request: Request, choice: Choice) -> Precision:
-    """Return the precision in which the devices of a plan compute: the user's or, without one, the planner's choice."""
-    return request.precision or _common(request, ((group.device, group.is_gpu) for group in choice.groups))
+def of_groups(request: Request, pools: Sequence[Pool]) -> list[Precision]:
+    """Return the precisions in which to consider a plan whose groups the user fixes."""
+    if request.precision is not None:
+        return [request.precision]
+    return _possible(request, ((pool.device, pool.is_gpu) for pool in _asked(request, pools)))
 
 
-def of_groups(request: Request, pools: Sequence[Pool]) -> Precision:
-    """Return the precision of a plan whose groups the user fixes."""
-    return request.precision or _common(request, ((pool.device, pool.is_gpu) for pool in _asked(request, pools)))
+def _possible(request: Request, devices: Iterable[tuple[str, bool]]) -> list[Precision]:
+    """Return the precisions in which ranks on these devices can compute, in the order of ``PREFERRED``.
+
+    ``devices``: (device type, True for a GPU) of each device.
+    """
+    found = [units(*device) for device in devices]
+    able = [each for each in PREFERRED if all(each in precisions for precisions in found)]
+    return [each for each in able if each != "FP16" or request.may_scale_loss]
 
 
 def _asked(request: Request, pools: Sequence[Pool]) -> list[Pool]:
@@ -54,24 +59,33 @@ def _asked(request: Request, pools: Sequence[Pool]) -> list[Pool]:
     return [pool for pool in found if pool is not None] if names else list(pools)
 
 
-def searched(request: Request, pools: Sequence[Pool]) -> list[tuple[Precision, list[Pool]]]:
+def searched(
+    request: Request, pools: Sequence[Pool], learned: Mapping[tuple[str, str], Learned]
+) -> list[tuple[Precision, list[Pool]]]:
     """Return the precisions for which to search plans, each with the pools whose devices can compute in it.
 
-    Without a precision of the user, these are the precisions that the planner chooses for at least one pool alone.
+    Without a precision of the user, these are all for which some pool has units, except FP16 if it cannot be better
+    than BF16: all its pools have both, whose data sheets state the same peaks, and no run has measured FP16.
+    ``learned``: measured constants by (``request.key``, device).
     """
     if request.precision is not None:
         return [(request.precision, [pool for pool in pools if _able(pool, request.precision)])]
     found = []
     for precision in PREFERRED:
-        able = [pool for pool in pools if precision in _units(pool.device, pool.is_gpu)]
-        if any(_common(request, [(pool.device, pool.is_gpu)]) == precision for pool in able):
+        able = [pool for pool in pools if precision in _possible(request, [(pool.device, pool.is_gpu)])]
+        if precision == "FP16":
+            keys = [request.key("FP16", again) for again in (False, True)]
+            measured = any((key, pool.device) in learned for key in keys for pool in able)
+            if not measured and all("BF16" in units(pool.device, pool.is_gpu) for pool in able):
+                continue
+        if able:
             found.append((precision, able))
     return found
 
 
 def gets(request: Request, pool: Pool, precision: Precision) -> bool:
-    """Return True if a plan that uses only the devices of ``pool`` computes in ``precision``."""
-    return (request.precision or _common(request, [(pool.device, pool.is_gpu)])) == precision
+    """Return True if ``precision`` is the user's or, without one, the preferred one of the devices of ``pool``."""
+    return (request.precision or _possible(request, [(pool.device, pool.is_gpu)])[0]) == precision
 
 
 def _able(pool: Pool, precision: Precision) -> bool:
@@ -83,7 +97,7 @@ def _able(pool: Pool, precision: Precision) -> bool:
     """
     if not pool.is_gpu:
         return precision != "FP16"
-    return pool.assumed or precision in _units(pool.device, True)
+    return pool.assumed or precision in units(pool.device, True)
 
 
 def refusals(request: Request, pools: Iterable[Pool]) -> list[Refusal]:
@@ -115,37 +129,3 @@ def no_device(request: Request, pools: Sequence[Pool]) -> Infeasible | None:
         transient=True,
         refusals=tuple(refused),
     )
-
-
-def in_float32(request: Request, found: Decision | Infeasible) -> Request | None:
-    """Return the request in float32 if the planner chooses the precision and no plan fits into memory; otherwise None.
-
-    ``found``: the result for ``request``. The job may fit in float32: models with group or layer norms keep more bytes
-    in 16 bits than in float32, and 16-bit copies of all parameters.
-    """
-    if request.precision is not None or isinstance(found, Decision) or found.reason != "DoesNotFit":
-        return None
-    return replace(request, precision="FP32", float32_reason="in 16 bits, the job does not fit into memory")
-
-
-def reason(request: Request, chosen: Choice) -> str | None:
-    """Return a text with the precision of a plan and its reason; None if the spec does not ask for 16 bits or Auto."""
-    if request.float32_reason is not None:
-        return f"FP32: {request.float32_reason}"
-    if request.precision is not None:
-        return None if request.precision == "FP32" else f"{chosen.precision}, as spec.precision requests"
-    labels = list(dict.fromkeys(group.device for group in chosen.groups))
-    if chosen.splits_model:
-        return "FP32: model parallelism computes in float32"
-    if chosen.precision == "FP32":
-        lacking = [g.device for g in chosen.groups if _units(g.device, g.is_gpu) == ("FP32",)]
-        if not lacking:
-            return "FP32: not all devices have units for bfloat16, and the job cannot scale losses, as FP16 needs"
-        return f"FP32: {', '.join(dict.fromkeys(lacking))} is not known to have units for 16-bit numbers"
-    speeds = []
-    for label in labels:
-        device = catalogue.gpu_or_assumed(label)
-        fast, slow = device.matrix_FLOPs(chosen.precision), device.fp32_FLOPs
-        speeds.append(f"{label} multiplies matrices at up to {fast / 1e12:.3g} TFLOP/s instead of {slow / 1e12:.3g}")
-    scaled = "; losses are scaled, because not all devices have bfloat16" if chosen.precision == "FP16" else ""
-    return f"{chosen.precision}: {', '.join(speeds)}{scaled}"

@@ -4,27 +4,35 @@ It needs less memory and more time. So it pays only where memory limits a plan: 
 local batches allow fewer micro-batches or fewer devices. With Auto, ``plan`` searches with and without it.
 
 Times with and without it must have the same basis, or the comparison would be between a measurement and a data sheet.
-If only one of the two was measured on a device, the other is estimated from it (``with_estimates``).
+If only one of the two was measured on a device, the other is estimated from it (``with_estimates``). The same holds for
+the precisions that a job with precision Auto compares.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from math import hypot
 
+from dlcontract import Precision
 from dljob.calibrate.learned import Learned
 from dljob.cluster import catalogue
 from dljob.perf.fit.curve import Curve
 from dljob.perf.step.compute import calibrated, catalogue_curve, scatter
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload, in_precision, recomputing
+from dljob.planner.candidates.precision import units
 from dljob.planner.types import Choice, Infeasible, Request
 from dljob.planner.types.request import PRECISIONS
 
 RATIO_SPREAD = 0.1
 """Assumed standard deviation of log(real / predicted) of the ratio of the times with and without activation
 checkpointing. The ratio of operations is between 1.2 and 1.34 in all models of the layer tables."""
+PRECISION_SPREAD = 0.25
+"""Assumed standard deviation of log(real / predicted) of the ratio of the times in two precisions. First predictions
+have 0.47 in float32 and 0.35 in float16 (benchmarks/perfmodel/published_precision.py), partly with the same causes."""
 
 Constants = Mapping[tuple[str, str], Learned]
+_Keyed = tuple[str, Workload]
+"""The name under which measurements of a workload are stored (``request.key``), and the workload."""
 
 
 def impossible(request: Request, workload: Workload) -> Infeasible | None:
@@ -61,33 +69,58 @@ def of_choice(workload: Workload, choice: Choice) -> Workload:
 
 
 def with_estimates(request: Request, workload: Workload, learned: Constants) -> Constants:
-    """Return ``learned``, plus estimates for devices that were measured only with or only without recomputing.
+    """Return ``learned``, plus estimates for devices on which only some of the compared workloads were measured.
 
-    ``learned``: measured constants by (``request.key``, device). The estimate of a computing time is the measured one,
-    multiplied by the ratio of the times that the catalogue predicts with and without recomputing. Communication stays
-    as measured. Warnings (``Learned.doubts``) stay with the profile that they are about. Return ``learned`` unchanged
-    for jobs that do not ask for activation checkpointing.
+    Jobs that leave the choice of the precision to the planner compare precisions. Jobs that ask for activation
+    checkpointing compare times with and without it. ``learned``: measured constants by (``request.key``, device). The
+    estimate of a computing time is the measured one, multiplied by the ratio of the times that the catalogue predicts
+    for the two workloads. Communication stays as measured. Warnings (``Learned.doubts``) stay with the profile that
+    they are about. Return ``learned`` unchanged for jobs that compare neither.
     """
-    if request.recomputation == "Never" or workload.checkpointed_nbytes is None:
-        return learned
+    recomputes = request.recomputation != "Never" and workload.checkpointed_nbytes is not None
+    typed = {each: in_precision(workload, each) for each in PRECISIONS}
     found = dict(learned)
-    for precision in PRECISIONS:
-        plain, again = request.key(precision), request.key(precision, True)
-        typed = in_precision(workload, precision)
-        both = {plain: typed, again: recomputing(typed)}
-        for (key, device), known in learned.items():
-            other = {plain: again, again: plain}.get(key)
-            if other is None or not known.points:
-                continue
-            before = learned.get((other, device), Learned())
-            if not before.points:
-                estimated = _estimated(known, device, both[key], both[other])
-                found[other, device] = replace(estimated, doubts=before.doubts, noise=before.noise or known.noise)
+    if request.precision is None:
+        for again in (False, True) if recomputes else (False,):
+            variants = {each: recomputing(half) if again else half for each, half in typed.items()}
+            _estimate_precisions(found, {each: (request.key(each, again), one) for each, one in variants.items()})
+    if recomputes:
+        for precision, plain in typed.items():
+            one, other = (request.key(precision), plain), (request.key(precision, True), recomputing(plain))
+            for device in {device for _, device in found}:
+                _estimate(found, device, one, other, RATIO_SPREAD)
+                _estimate(found, device, other, one, RATIO_SPREAD)
     return found
 
 
-def _estimated(known: Learned, device: str, measured: Workload, other: Workload) -> Learned:
-    """Return constants for the workload ``other`` from those of the workload ``measured`` on the same device."""
+def _estimate_precisions(found: dict[tuple[str, str], Learned], compared: Mapping[Precision, _Keyed]) -> None:
+    """Add estimates for the precisions in which a GPU has units but was not measured.
+
+    There is none for float16 where bfloat16 is as fast by the data sheet: it would never be preferred.
+    """
+    for device in {device for _, device in found if catalogue.gpu(device) is not None}:
+        able = units(device, True)
+        measured = [each for each in able if found.get((compared[each][0], device), Learned()).points]
+        for target in able:
+            if measured and not (target == "FP16" and "BF16" in able):
+                _estimate(found, device, compared[measured[0]], compared[target], PRECISION_SPREAD)
+
+
+def _estimate(
+    found: dict[tuple[str, str], Learned], device: str, measured: _Keyed, other: _Keyed, spread: float
+) -> None:
+    """Add constants for ``other`` to ``found``, if only ``measured`` was measured on the device."""
+    known, before = (found.get((key, device), Learned()) for key, _ in (measured, other))
+    if known.points and not before.points:
+        estimated = _estimated(known, device, measured[1], other[1], spread)
+        found[other[0], device] = replace(estimated, doubts=before.doubts, noise=before.noise or known.noise)
+
+
+def _estimated(known: Learned, device: str, measured: Workload, other: Workload, spread: float) -> Learned:
+    """Return constants for the workload ``other`` from those of the workload ``measured`` on the same device.
+
+    ``spread``: standard deviation of log(real / predicted) of the ratio of the two computing times.
+    """
 
     def sheet(workload: Workload, cores: int | None) -> Curve:
         chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
@@ -116,5 +149,5 @@ def _estimated(known: Learned, device: str, measured: Workload, other: Workload)
             for step in known.steps
         ),
         repeats=None,  # of the other profile, where they count already
-        compute_spread=hypot(known.compute_spread or hypot(SPREAD["profile"], scatter(pairs)), RATIO_SPREAD),
+        compute_spread=hypot(known.compute_spread or hypot(SPREAD["profile"], scatter(pairs)), spread),
     )

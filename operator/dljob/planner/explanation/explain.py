@@ -1,6 +1,6 @@
 """Explanations of the chosen plan: other candidates, reasons for rejecting candidates, and warnings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -27,19 +27,24 @@ DIFFERENT = 0.15
 Similar candidates also have the same strategy and types of devices. ``shown`` prefers candidates that are not."""
 
 
-def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
+def memory_refusals(searches: Sequence[tuple[list[Option], Workload]], request: Request) -> list[Refusal]:
     """Return a ``Refusal`` for each type of device that needs more than ``nodes.min`` ranks to hold the global batch.
 
     The batch must fit into the memory of these ranks together. The summary of the ``Refusal`` is the largest number of
-    ranks whose memory is too small, such as 'up to 3 x t4'. ``ways``: the options (ways to use the nodes of one type of
-    device) that candidates consist of.
+    ranks whose memory is too small, such as 'up to 3 x t4'. ``searches``: for each precision that was searched, the
+    options (ways to use the nodes of one type of device) that candidates consist of, and the workload in it. The
+    precision that needs the fewest ranks counts.
     """
     lines = []
-    for label in dict.fromkeys(option.label for option in ways):
-        own = [o for o in ways if o.label == label]
-        option = max(own, key=lambda o: (o.min_ranks == 1, o.memory_nbytes, o.host_nbytes / o.ranks_per_node))
-        ranks = max(o.nodes * o.ranks_per_node for o in own)
-        fewest = _fewest(option, request, workload, ranks)
+    for label in dict.fromkeys(option.label for ways, _ in searches for option in ways):
+        found = []
+        for ways, workload in searches:
+            own = [o for o in ways if o.label == label]
+            if own:
+                option = max(own, key=lambda o: (o.min_ranks == 1, o.memory_nbytes, o.host_nbytes / o.ranks_per_node))
+                ranks = max(o.nodes * o.ranks_per_node for o in own)
+                found.append((_fewest(option, request, workload, ranks), ranks, option, workload, own))
+        fewest, ranks, option, workload, own = min(found, key=lambda each: each[0])
         if fewest <= max(1, request.nodes_min):
             lines += _too_many_on_a_node(own, workload)
             continue
@@ -129,17 +134,50 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
 
 
 def worse(request: Request, choice: Choice, chosen: Choice) -> str:
-    """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
+    """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective.
+
+    A plan with a better score than ``chosen`` saves too little for its devices, its time or its recomputation
+    (``objective.best``).
+    """
     p, q = choice.prediction, chosen.prediction
-    if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
+    meets_it = objective.meets(request, q.total_p90_s)
+    if not objective.meets(request, p.total_p90_s) and meets_it:
         return f"misses the deadline: {_lateness(request, p.total_p90_s)}"
-    return {
-        "Time": f"slower: {duration(p.step_s)} per step instead of {duration(q.step_s)}",
-        "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
-        "Energy": f"more energy: {joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}",
-        "Cost": f"more expensive: ${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}",
-        "Carbon": f"more carbon: {grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}",
-    }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
+    kind: str = "P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize
+    if request.minimize != "Time" and not meets_it:
+        kind = "Late"
+    more, saved, values = {
+        "Time": ("slower", "time", _times((p.step_s, q.step_s), (p.total_s, q.total_s))),
+        "P90": ("slower", "time", f"{_times((p.step_p90_s, q.step_p90_s), (p.total_p90_s, q.total_p90_s))} (p90)"),
+        "Late": ("later", "time", f"{duration(p.total_p90_s)} (p90) instead of {duration(q.total_p90_s)}"),
+        "Energy": ("more energy", "energy", f"{joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}"),
+        "Cost": ("more expensive", "money", f"${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}"),
+        "Carbon": ("more carbon", "carbon", f"{grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}"),
+    }[kind]
+    if objective.score(request, p) >= objective.score(request, q):
+        return f"{more}: {values}"
+    return f"saves too little {saved}: {values}{_effort(choice, chosen)}"
+
+
+def _times(steps_s: tuple[float, float], totals_s: tuple[float, float]) -> str:
+    """Return a text with two step times; with the times of the whole training if only these are in the other order.
+
+    In short trainings, loading the first batch or evaluations can take longer than what faster steps save.
+    """
+    differ = (steps_s[0] < steps_s[1]) != (totals_s[0] < totals_s[1])
+    one, other = map(duration, totals_s if differ else steps_s)
+    return f"{one} instead of {other} for the whole training" if differ else f"{one} per step instead of {other}"
+
+
+def _effort(choice: Choice, chosen: Choice) -> str:
+    """Return what ``choice`` takes more of than ``chosen``: devices, time or forward passes; or ''."""
+    more, fewer = objective.devices(choice), objective.devices(chosen)
+    if more > fewer:
+        return f", with {more:.3g} CPUs or GPUs instead of {fewer:.3g}"
+    if choice.recomputes and not chosen.recomputes:
+        return ", with activation checkpointing"
+    p, q = choice.prediction, chosen.prediction
+    return f", in {duration(p.total_s)} instead of {duration(q.total_s)}" if p.total_s > q.total_s else ""
 
 
 def model_parallel_refusals(

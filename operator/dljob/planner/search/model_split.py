@@ -16,7 +16,7 @@ from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.collectives import AUTO
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.node_layout import Layout, layouts_within_quota
+from dljob.planner.candidates.node_layout import Layout, layouts, layouts_within_quota
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
@@ -45,7 +45,7 @@ def candidates(
 
     Return (evaluated or rejected candidates, nodes that the job cannot use, with reasons). Return ``Infeasible`` if the
     model cannot be split in this way, or if no set of nodes has a suitable number of ranks. ``fixed``: the groups of
-    nodes that the user fixes (``spec.planning.groups``).
+    nodes that the user fixes (``spec.planning.groups``), with each number of cores.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -64,7 +64,8 @@ def candidates(
         part for part in (fixed or equal_parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)
     ]
     if not parts:
-        found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
+        own = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
+        found = own if fixed else sum(sum(pool.free) for pool in nodes.pools)
         most, replicas = model.pairs.units if model.pairs is not None else found, request.replicas or 1
         wanted = f"{request.stages} ranks, one per stage" if request.stages else f"2 to {most} ranks"
         wanted += f", for each of {replicas} replicas" if replicas > 1 else ""
@@ -147,7 +148,8 @@ def equal_parts(
     """
     found, replicas = [], request.replicas or 1
     for pool in nodes.pools:
-        for each in layouts_within_quota(pool, request):
+        fewer = request.minimize != "Time" and not pool.is_gpu  # cores may need less energy, or cost less
+        for each in layouts(pool, request) if fewer else layouts_within_quota(pool, request):
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
                 parts = [*grid(most), request.nodes_min]

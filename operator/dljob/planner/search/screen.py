@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlcontract import SERVERS
 from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy
 from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
@@ -21,6 +22,7 @@ from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of
 from dljob.planner.candidates.shard_space import largest_share
+from dljob.planner.search.servers import Servers
 from dljob.planner.types import CollectiveName, Request
 
 WHOLE = 1e-3
@@ -109,12 +111,14 @@ class Screen:
                 by_device.setdefault(option.label, []).append(i)
         self._known = [(o.steps, m) for m in by_device.values() if (o := options[m[0]]).steps is not None]
         self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
+        self._servers = Servers(options, request, workload) if request.collective in SERVERS else None
 
     def screen(self, counts: Counts) -> Screened:
         """Predict the candidates in the rows of ``counts`` (number of nodes for each option, at least one in a row)."""
         used = counts > 0
         ranks = counts @ self._per_node
-        compute_s = self._compute_s(counts, used, ranks)
+        workers = counts * self._per_node if self._servers is None else self._servers.workers(counts)
+        compute_s = self._compute_s(counts, used, ranks, workers)
         compute_s = compute_s - np.where(used, self._update_s, np.inf).min(axis=1) * (1 - 1 / np.maximum(ranks, 1))
         best, choice = self._communication_s(counts, used, ranks, compute_s)
         latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
@@ -124,16 +128,24 @@ class Screen:
         waiting_s = finite_s * (np.array([stragglers[n] for n in ranks.tolist()]) * packing - 1)
         waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
         step_s = compute_s + best + waiting_s
+        apart = self._servers is not None and self.request.synchronization != "Synchronous"
+        if self._servers is not None and apart:
+            compute_s, step_s = self._servers.round_s(counts, compute_s)
         compute_spread = np.where(used, self._spread, 0.0).max(axis=1)
         link_spread = np.where(used, self._link_spread, 0.0).max(axis=1)
         with np.errstate(invalid="ignore"):
             spread = np.hypot(compute_s * compute_spread, (step_s - compute_s) * link_spread) / step_s
-            step_s, spread, best_known = self._as_measured(counts, used, ranks, compute_s, step_s, spread)
-            choice = np.where(best_known >= 0, best_known, choice)
+            if not apart:
+                step_s, spread, best_known = self._as_measured(counts, used, ranks, compute_s, step_s, spread)
+                choice = np.where(best_known >= 0, best_known, choice)
             p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
             busy_s = np.minimum(compute_s, step_s)
-            busy_W = (counts * self._computing_watts(ranks)).sum(axis=1)
-            energy_J = busy_s * busy_W + (step_s - busy_s) * (counts @ self._idle_W)
+            computing_W, idle_W = self._computing_watts(ranks), counts @ self._idle_W
+            if self._servers is None:
+                busy_W = (counts * computing_W).sum(axis=1)
+            else:
+                busy_W = idle_W + (workers * (computing_W - self._idle_W) / self._per_node).sum(axis=1)
+            energy_J = busy_s * busy_W + (step_s - busy_s) * idle_W
         if self.request.domain.interruptions_per_h:
             work_s, nodes = step_s * self.request.total_steps, np.maximum(counts.sum(axis=1), 1)
             finite = np.isfinite(work_s)
@@ -160,12 +172,17 @@ class Screen:
         found: Floats = self._pausing_W + active[at] * (self._busy_W - self._pausing_W)
         return found
 
-    def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
+    def _compute_s(
+        self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], workers: NDArray[np.int64]
+    ) -> Floats:
         """Return the seconds in which the slowest rank processes its batch, for each candidate; infinite if infeasible.
 
         With uneven local batch sizes, this is the time by which all ranks can process the global batch together.
+        ``workers``: number of ranks with samples on each option; shape (candidates, options).
         """
         batch = self.request.global_batch
+        if self._servers is not None:
+            used, ranks = workers > 0, workers.sum(axis=1)
         floor_s = np.where(used, self._first_s, 0.0).max(axis=1)
         if not self.request.uneven:
             share = -(-batch // np.maximum(ranks, 1))
@@ -174,7 +191,7 @@ class Screen:
             room = np.array([float(most) for most in self._largest])
             fits = np.where(used, share[:, None] <= room, True).all(axis=1)
         else:
-            done = counts @ self._done
+            done = counts @ self._done if self._servers is None else workers @ (self._done / self._per_node[:, None])
             at = np.clip((done >= batch).argmax(axis=1), 1, GRID - 1)
             rows = np.arange(len(counts))
             d0, d1, t0, t1 = done[rows, at - 1], done[rows, at], self._grid_s[at - 1], self._grid_s[at]

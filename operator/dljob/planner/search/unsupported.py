@@ -97,7 +97,7 @@ def _reason(found: _Found, request: Request, chosen: Choice | None) -> str:
 def _of_pool(
     request: Request, pool: Pool, workload: Workload, options_of: OptionsOf, chosen: Choice | None
 ) -> Iterator[_Found]:
-    for name, _ in precision.searched(request, [pool]):
+    for name, _ in precision.searched(request, [pool], {}):
         if not precision.gets(request, pool, name):
             continue
         for typed in recomputation.variants(request, in_precision(workload, name)):

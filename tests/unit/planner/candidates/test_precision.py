@@ -10,11 +10,16 @@ from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
 from dljob.perf.step.compute import roofline
 from dljob.perf.workload.workload import builtin, in_precision, reference
-from dljob.planner import FixedChoice, Learned, Request
+from dljob.planner import Decision, FixedChoice, Learned, Request, plan
+from dljob.planner.search.objective import INDISTINCT, score
+from dljob.planner.types.request import PRECISIONS
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 V100, K80, H100, UNKNOWN = "Tesla-V100-SXM2-16GB", "Tesla-K80", "NVIDIA-H100-80GB-HBM3", "NVIDIA-X9000"
 MIG = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
+HEAVY = Request(job="j", global_batch=96, total_steps=100, profile="x", parameters=10**6, flops_per_sample=1e11,
+                activation_nbytes_per_sample=10**6)  # fmt: skip
+"""A job whose ranks spend their time with matrix products, so that 16 bits pay on all devices with units for them."""
 GPT2 = Request(job="j", global_batch=64, total_steps=100, profile="x", like="GPT-2", optimizer="AdamW")
 
 
@@ -45,7 +50,7 @@ def test_auto_chooses_by_the_units_of_the_device(name: str, fixed: bool) -> None
     cluster, expected = AUTOMATIC[name]
     device = cluster.device_types[0]
     groups = (FixedChoice(device, 2),) if fixed and len(cluster.device_types) == 1 else ()
-    found = decided(replace(DIGITS, precision=None, fixed=groups), cluster)
+    found = decided(replace(HEAVY, precision=None, fixed=groups), cluster)
     assert found.chosen.precision == expected
     assert (f", {expected}" in found.chosen.summary) == (expected != "FP32")
     assert found.precision_reason is not None and found.precision_reason.startswith(f"{expected}: ")
@@ -60,9 +65,9 @@ def test_all_devices_of_a_plan_have_the_precision_that_all_have_units_for() -> N
         ((A100, H100), "BF16"),
     ):
         fixed = tuple(FixedChoice(device, 1) for device in devices)
-        found = decided(replace(RESNET, precision=None, fixed=fixed), gpus(*devices)).chosen
+        found = decided(replace(HEAVY, precision=None, fixed=fixed), gpus(*devices)).chosen
         assert found.precision == expected, devices
-    free = decided(replace(RESNET, precision=None, nodes_min=4), gpus(A100, V100))
+    free = decided(replace(HEAVY, precision=None, nodes_min=4), gpus(A100, V100))
     assert free.chosen.precision == "FP16" and len(free.chosen.groups) == 2
     for choice in free.candidates:
         alone = {group.device for group in choice.groups} == {A100}
@@ -88,6 +93,82 @@ def test_auto_stays_in_float32_if_only_that_fits_into_memory() -> None:
     assert found.precision_reason == "FP32: in 16 bits, the job does not fit into memory"
     neither = replace(request, precision=None, global_batch=1500)
     assert rejected(neither, one).reason == "DoesNotFit"
+
+
+MIXED = {
+    "A100 whose memory suffices in float32 only, beside CPUs": (
+        replace(RESNET, global_batch=1200),
+        view({"count": 4, "cpu": 32, "memory": "128Gi"}, {"count": 1, "device": A100, "devices": 1, "cpu": 16}),
+    ),
+    "small model, for which 16 bits cost more than they save, beside an old GPU": (
+        replace(DIGITS, global_batch=4096), gpus(A100, K80),
+    ),
+    "small model on equal GPUs": (DIGITS, gpus(A100)),
+    "group norms": (replace(RESNET, model="resnet18"), gpus(A100, V100)),
+    "16 bits pay": (HEAVY, gpus(A100, V100, K80)),
+    "16 bits pay, and only float16 is common": (replace(HEAVY, nodes_min=4), gpus(A100, V100)),
+    "no loss scaling": (replace(RESNET, may_scale_loss=False), gpus(A100, V100)),
+    "fixed groups": (replace(DIGITS, fixed=(FixedChoice(A100, 1, 2),)), gpus(A100)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("minimize", ["Time", "Energy", "Cost"])
+@pytest.mark.parametrize("name", MIXED)
+def test_auto_is_not_worse_than_any_precision(name: str, minimize: Any) -> None:
+    """Fixed bug: devices with 16-bit units were never considered in float32, which took up to three times as long."""
+    request, cluster = MIXED[name]
+    request = replace(request, minimize=minimize)
+    found = decided(replace(request, precision=None), cluster)
+    allowed = [each for each in PRECISIONS if each != "FP16" or request.may_scale_loss]
+    given = [plan(replace(request, precision=each), cluster, {}) for each in allowed]
+    scores = [score(request, each.chosen.prediction) for each in given if isinstance(each, Decision)]
+    assert score(request, found.chosen.prediction) <= min(scores) * (1 + INDISTINCT), found.chosen.summary
+    assert (found.precision_reason or "").startswith(f"{found.chosen.precision}: ")
+
+
+def test_the_reason_compares_float32_with_the_best_plan_in_16_bits() -> None:
+    found = decided(replace(DIGITS, precision=None), gpus(A100))
+    assert found.chosen.precision == "FP32"
+    why = found.precision_reason or ""
+    assert why.startswith("FP32: the best plan in bfloat16 is not better (slower: ") and ", BF16" in why
+    heavy = decided(replace(HEAVY, precision=None), gpus(A100))
+    assert all(choice.precision == "BF16" for choice in heavy.candidates), "slower plans in float32 are not shown"
+
+
+def test_memory_is_too_small_only_if_it_is_in_all_precisions() -> None:
+    """On an A100, 1,200 samples fit in float32 only, and 1,500 samples do not fit at all."""
+    cluster, request = MIXED["A100 whose memory suffices in float32 only, beside CPUs"][::-1]
+    fits = decided(replace(request, precision=None), cluster)
+    assert [group.device for group in fits.chosen.groups] == [A100]
+    assert not any(A100 in each.summary and "does not fit" in each.reason for each in fits.refusals)
+    large = decided(replace(request, precision=None, global_batch=1500), cluster)
+    assert any(A100 in each.summary and "does not fit" in each.reason for each in large.refusals)
+
+
+def test_precisions_are_compared_on_the_same_basis() -> None:
+    """A run in bfloat16 that took twice as long as predicted says that one in float32 takes longer than predicted."""
+    before = {each: decided(replace(HEAVY, precision=each), gpus(A100)).chosen for each in PRECISIONS}
+    ratio = 1.5 * before["FP32"].prediction.compute_s / before["BF16"].prediction.compute_s
+    batch = max(before["BF16"].groups[0].shares)
+    seconds = ratio * before["BF16"].prediction.compute_s
+    learned = {("x.bf16", A100): Learned((LearnedPoint(batch, seconds, 50), LearnedPoint(2 * batch, 2 * seconds, 50)))}
+    found = decided(replace(HEAVY, precision=None), gpus(A100), learned)
+    assert found.chosen.precision == "BF16" and found.chosen.prediction.basis == "profile"
+    faster = tuple(LearnedPoint(point.batch, point.compute_s / 2, 50) for point in learned["x.bf16", A100].points)
+    both = {**learned, ("x", A100): Learned(faster)}
+    assert decided(replace(HEAVY, precision=None), gpus(A100), both).chosen.precision == "FP32"
+
+
+def test_measured_float16_is_compared_with_bfloat16() -> None:
+    points = {"x.bf16": 2.0, "x.fp16": 1.0}
+    learned = {
+        (key, A100): Learned((LearnedPoint(12, seconds, 50), LearnedPoint(96, 8 * seconds, 50)))
+        for key, seconds in points.items()
+    }
+    found = decided(replace(HEAVY, precision=None), gpus(A100), learned)
+    assert found.chosen.precision == "FP16"
+    assert (found.precision_reason or "").startswith("FP16: the best plan in bfloat16 is not better (")
+    assert decided(replace(HEAVY, precision=None, may_scale_loss=False), gpus(A100), learned).chosen.precision == "BF16"
 
 
 def test_a_job_without_the_field_is_planned_in_float32() -> None:
@@ -123,6 +204,7 @@ def test_model_parallelism_stays_in_float32() -> None:
     found = decided(replace(mini, precision="BF16"), gpus(A100))
     assert any(r.summary == "Pipeline" and "float32" in r.reason for r in found.refusals)
     assert all(not choice.splits_model for choice in found.candidates)
+    mini = replace(mini, global_batch=4096)  # 16 bits pay
     either = decided(replace(mini, precision=None, fixed=(FixedChoice(A100, 2, 2),)), gpus(A100))
     assert all(choice.precision == ("FP32" if choice.splits_model else "BF16") for choice in either.candidates)
     assert any(choice.splits_model for choice in either.candidates)

@@ -77,6 +77,47 @@ def test_nodes_with_less_memory_are_left_out() -> None:
     assert any("an earlier run measured" in each.reason for each in none.refusals)
 
 
+TIGHT = MemoryPoint(1, None, "Data", peak_nbytes=4 * GIB, sufficient_nbytes=int(4.1 * GIB))
+"""A script whose pods need 4.66 GiB with the margin, and of which a run with 4.1 GiB was complete."""
+
+
+@pytest.mark.parametrize("request_", [SCRIPT, DESCRIBED])
+def test_margin_stays_if_the_nodes_have_room_for_it(request_: Request) -> None:
+    """Regression: pods requested what had just been enough, on nodes with any amount of free memory."""
+    learned = {("program-1", "cpu"): Learned(memory=(TIGHT,))}
+    assert host(request_, learned) == TIGHT.needed_nbytes > TIGHT.without_margin.needed_nbytes
+    some = view(
+        {"device": "cpu", "count": 1, "cpu": 2, "memory": "4.3Gi"},
+        {"device": "cpu", "count": 3, "cpu": 2, "memory": "6Gi"},
+    )
+    assert host(request_, learned, some) == TIGHT.needed_nbytes, "other nodes of the same type have room"
+
+
+@pytest.mark.parametrize("request_", [SCRIPT, DESCRIBED])
+@pytest.mark.parametrize("slow", [0, 2])
+def test_margin_does_not_leave_out_nodes_on_which_the_script_has_run(request_: Request, slow: int) -> None:
+    """Neither if nothing else is left, nor if other nodes have room for the margin."""
+    small: dict[str, object] = {"device": "cpu", "count": 2, "cpu": 4, "memory": "4.3Gi"}
+    cluster = view(small, *[{"device": "slow", "count": slow, "cpu": 1, "memory": "4.7Gi"}] * bool(slow))
+    learned = {("program-1", device): Learned(memory=(TIGHT,)) for device in ("cpu", "slow")}
+    found, before = decided(request_, cluster, learned).chosen, decided(request_, cluster).chosen
+    assert [group.device for group in before.groups] == ["cpu"] and found.groups == before.groups
+    assert found.prediction.host_memory_nbytes == TIGHT.without_margin.needed_nbytes
+
+
+def test_margin_stays_if_the_nodes_lack_room_also_without_it() -> None:
+    """The plan moves to other nodes in any case. These get the margin."""
+    cluster = view(
+        {"device": "cpu", "count": 2, "cpu": 4, "memory": "4Gi"},
+        {"device": "slow", "count": 2, "cpu": 1, "memory": "6Gi"},
+    )
+    learned = {("program-1", device): Learned(memory=(TIGHT,)) for device in ("cpu", "slow")}
+    found = decided(DESCRIBED, cluster, learned).chosen
+    assert {group.device for group in decided(DESCRIBED, cluster).chosen.groups} == {"cpu"}
+    assert {group.device for group in found.groups} == {"slow"}
+    assert found.prediction.host_memory_nbytes == TIGHT.needed_nbytes
+
+
 def test_too_little_memory_is_raised_by_as_much_as_the_nodes_have() -> None:
     tight = known(peak_nbytes=GIB, insufficient_nbytes=2 * GIB)
     assert host(SCRIPT, tight) == 4 * GIB
