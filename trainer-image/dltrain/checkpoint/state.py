@@ -74,18 +74,19 @@ def capture(
     ``step``: number of completed steps. ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional
     data for JSON. ``kept``: tensors of the objects that the script has passed to ``t.keep``. ``staging``: memory for
     the copy; None: new memory. The next capture with the same ``staging`` overwrites the snapshot. ``copied``: True if
-    the tensors of model and optimizer are copies in main memory already.
+    the tensors of the model, and the optimizer's single tensors of parameters, are copies in main memory already.
     """
     staging = staging or Staging()
+    tensors, rest = _divide(optimizer, _unfit)
+    inner = _inner_tensors(rest)
 
     def copy(name: str, tensor: Tensor) -> Tensor:
-        return tensor if copied else staging.copy(name, tensor)
+        return tensor if copied and name not in inner else staging.copy(f"optimizer {name}", tensor)
 
-    tensors, rest = _divide(optimizer, _unfit)
     snapshot = Snapshot(
         step,
-        {name: copy(f"model {name}", tensor) for name, tensor in model.items()},
-        {name: copy(f"optimizer {name}", tensor) for name, tensor in tensors.items()},
+        {name: tensor if copied else staging.copy(f"model {name}", tensor) for name, tensor in model.items()},
+        {name: copy(name, tensor) for name, tensor in tensors.items()},
         state | {"optimizer": rest},
         {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},
     )
@@ -129,6 +130,11 @@ def check_optimizer_state(optimizer: Optimizer, model: nn.Module, *, divided: bo
         return _unfit(path, found, type(optimizer).__name__, ordered)
 
     _, rest = _divide(optimizer.state_dict(), unfit)
+    if divided and _inner_tensors({"others": rest["others"]}):
+        raise MisuseError(
+            f"{type(optimizer).__name__}: found tensors in its state without a parameter; expected tensors only in the "
+            "state of parameters, because ranks divide the model. Use parallelism.strategy Data, or another optimizer"
+        )
     for number, entry in rest["encoded"].items() if divided else ():
         for key, value in entry.items():
             if _inner_tensors({"encoded": {number: {key: value}}}):
@@ -150,6 +156,8 @@ def _divide(optimizer: Mapping[str, Any], unfit: Unfit) -> tuple[dict[str, Tenso
     scalars: dict[str, dict[str, Any]] = {}
     nested: list[tuple[int, str, Any]] = []
     for index, entry in optimizer["state"].items():
+        if isinstance(index, int) and not isinstance(entry, Mapping):
+            raise unfit((index,), type(entry).__name__)
         for key, value in entry.items() if isinstance(index, int) else ():
             if not isinstance(key, str):
                 raise unfit((index,), f"a key of {type(key).__name__}")

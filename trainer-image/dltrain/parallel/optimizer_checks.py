@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dltrain.protocol.errors import MisuseError
@@ -43,4 +43,14 @@ def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[st
         raise MisuseError(
             f"{type(optimizer).__name__}.step: found a closure; expected none, because ranks reduce gradients before "
             "the step. Call backward() first, and choose an optimizer that needs no closure"
+        )
+
+
+def check_no_common_state(optimizer: Optimizer) -> None:
+    """Raise MisuseError for state that belongs to no parameter, which ranks with parts of the model cannot save."""
+    if strange := [key for key in optimizer.state if not isinstance(key, Tensor)]:
+        raise MisuseError(
+            f"{type(optimizer).__name__}: found state without a parameter, {strange[0]!r}; expected only state of "
+            "parameters, because each rank updates only its part of the parameters and the values may differ. Keep it "
+            "in the parameter groups or with t.keep, or use parallelism.strategy Data"
         )

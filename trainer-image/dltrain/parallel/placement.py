@@ -110,6 +110,12 @@ class Placement:
         """
         return optimizer.state_dict()
 
+    def check_divided_state(self, optimizer: Optimizer) -> None:
+        """Raise MisuseError if checkpoints cannot contain the optimizer's state, because ranks divide the state.
+
+        Call it after the first update. The base class does nothing, because every rank has all of the state.
+        """
+
     def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: torch.Tensor) -> torch.Tensor | None:
         """Return this rank's part of a tensor of the optimizer's state; None if this rank has no part of it.
 

@@ -23,10 +23,11 @@ from dlcontract import Plan
 from dltrain.comm.algorithms.reduce_scatter import Scattered, make_all_gather, owned
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.optim.options import load_state
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
-from dltrain.parallel.optimizer_checks import check_late
-from dltrain.protocol.errors import BadInputError
+from dltrain.parallel.optimizer_checks import check_late, check_no_common_state
+from dltrain.protocol.errors import BadInputError, MisuseError
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
 _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
@@ -194,6 +195,26 @@ class OptimizerParallel(DataParallel):
             group["params"] = [indices[p] for p in members]
         return {"state": states, "param_groups": groups}
 
+    def check_divided_state(self, optimizer: Optimizer) -> None:
+        check_no_common_state(optimizer)
+        kind = type(optimizer).__name__
+        for shard in self._shards.values():
+            for key, value in optimizer.state.get(shard.parameter, {}).items():
+                if value is None or (key == "step" and _is_number(value)):
+                    continue
+                if key not in _STATE:
+                    raise MisuseError(
+                        f"{kind}: found {key!r} in its state of a parameter; expected only step, {', '.join(_STATE)}, "
+                        "which strategy Optimizer can save. Use parallelism.strategy Data, or another optimizer"
+                    )
+                if not isinstance(value, Tensor) or value.shape != shard.parameter.shape:
+                    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+                    raise MisuseError(
+                        f"{kind}: found {found} as {key!r} in its state of a parameter; expected a tensor with a "
+                        "number for each element, which strategy Optimizer can save. Use parallelism.strategy Data, "
+                        "or another optimizer"
+                    )
+
     def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: Tensor) -> Tensor | None:
         members = [p for ps in self._groups for p in ps]
         shard = self._shards.get(members[index]) if index < len(members) else None
@@ -212,12 +233,17 @@ class OptimizerParallel(DataParallel):
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}
-        states = {local[members[index]]: state for index, state in parts["state"].items() if members[index] in local}
+        states: dict[Any, Any] = {}
+        for index, state in parts["state"].items():
+            if not isinstance(index, int):
+                states[index] = state  # belongs to no parameter
+            elif members[index] in local:
+                states[local[members[index]]] = state
         groups = [
             group | {"params": [local[p] for p in ps if p in local]}
             for group, ps in zip(parts["param_groups"], self._groups, strict=True)
         ]
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
+        load_state(optimizer, {"state": states, "param_groups": groups})
 
     def abandon(self) -> None:
         for collective in (self.collective, self._spread, self._collect):
@@ -260,6 +286,10 @@ def _check(optimizer: Optimizer) -> None:
         )
     if optimizer.state:
         raise ValueError("optimizer: found state; expected none, because t.wrap loads it. Create a new optimizer")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _run(collective: Collective) -> None:

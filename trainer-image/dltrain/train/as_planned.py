@@ -66,6 +66,7 @@ class AsPlanned(MixedPrecision):
         if first and self.plan.checkpoint.enabled:
             divided = self.plan.splits_model or self.plan.shards_model
             check_optimizer_state(self.optimizer, self.model, divided=divided)
+            self._team.parallel.check_divided_state(self.optimizer)
         if not first or not self._step.weight_by_samples:
             return  # a rank without samples has no loop
         self._check_precision()

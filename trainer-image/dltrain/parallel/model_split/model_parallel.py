@@ -11,25 +11,23 @@ another strategy can resume from them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import swap_tensors
 
 from dltrain.batch.sampling import Part, Sampler
-from dltrain.comm.core.fault_tolerance import translate
-from dltrain.comm.core.waiting import wait_until
-from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.deferred import InitialValues, forget_initial_values, initial_values, temporary
 from dltrain.optim.options import load_state
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
+from dltrain.parallel.model_split.optimizer_state import check_split_state, collect, gathered_plain, plain
 from dltrain.parallel.model_split.replicas import Replicas
 from dltrain.parallel.placement import Copies
 from dltrain.timing.stopwatch import Lap
@@ -275,11 +273,22 @@ class ModelParallel(DataParallel):
         for entry, tensor in self._gathered(mine, lambda entry: self._members[int(entry.split(".")[0])]).items():
             index, _, key = entry.partition(".")
             states.setdefault(int(index), {})[key] = tensor
+        kind = type(optimizer).__name__
+        others = {
+            name: plain(optimizer.state.get(self._own[name], {}), f"{kind}: state of parameter {name}")
+            for name in self._reported
+        }
+        for name, rest in gathered_plain(self.replicas.whole, others).items():
+            if rest:
+                states.setdefault(self._members.index(name), {}).update(rest)
         groups = optimizer.state_dict()["param_groups"]
         at = iter(range(len(self._members)))
         for group, members in zip(groups, self._groups, strict=True):
             group["params"] = [next(at) for _ in members]
         return {"state": states, "param_groups": groups}
+
+    def check_divided_state(self, optimizer: Optimizer) -> None:
+        check_split_state(optimizer, self._own, [name for name, part in self._held.items() if part is not None])
 
     def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: Tensor) -> Tensor | None:
         name = self._members[index] if index < len(self._members) else ""
@@ -297,11 +306,12 @@ class ModelParallel(DataParallel):
         tensors are already this rank's parts (see ``optimizer_part``).
         """
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
-        states = {
-            local[self._members[index]]: state
-            for index, state in parts["state"].items()
-            if self._members[index] in local
-        }
+        states: dict[Any, Any] = {}
+        for index, state in parts["state"].items():
+            if not isinstance(index, int):
+                states[index] = state  # belongs to no parameter
+            elif self._members[index] in local:
+                states[local[self._members[index]]] = state
         groups = [
             group | {"params": [local[name] for name in members if name in local]}
             for group, members in zip(parts["param_groups"], self._groups, strict=True)
@@ -353,34 +363,3 @@ def _replace(parameter: nn.Parameter, values: Tensor) -> None:
         swap_tensors(parameter, made)  # type: ignore[no-untyped-call]
     else:
         parameter.data = values
-
-
-def collect(process_group: ProcessGroup, content: bytes) -> Iterator[bytes]:
-    """Yield ``content`` of each rank, in rank order, on rank 0, and nothing on other ranks.
-
-    All ranks must iterate to the end. Rank 0 receives the content of a rank only when it is asked for it. Raise
-    PeerLostError if a rank is lost.
-    """
-    counts = [int(row[0]) for row in process_group.gather([len(content)])]
-    if process_group.rank:
-        _transfer(np.frombuffer(content, np.uint8), lambda part: process_group.comm.Isend(part, 0))
-        return
-    yield content
-    for rank in range(1, process_group.size):
-        yield _received_from(process_group, rank, counts[rank])
-
-
-def _received_from(process_group: ProcessGroup, rank: int, nbytes: int) -> bytes:
-    room = np.empty(nbytes, np.uint8)
-    _transfer(room, lambda part: process_group.comm.Irecv(part, rank))
-    return room.tobytes()
-
-
-def _transfer(array: Any, begin: Callable[[Any], Any]) -> None:
-    from mpi4py import MPI
-
-    try:
-        for start in range(0, len(array), SLICE_NBYTES):
-            wait_until(begin(array[start : start + SLICE_NBYTES]).Test)
-    except MPI.Exception as error:
-        raise translate(error) from error

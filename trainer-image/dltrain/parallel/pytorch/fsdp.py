@@ -317,8 +317,9 @@ class FullyShardedParallel(Strategy):
         lost.
         """
         found = optimizer.state_dict()
-        states: dict[int, dict[str, Any]] = {}
-        for index, entry in found["state"].items():
+        entries, others = sharded_state.by_owner(found["state"])
+        states: dict[Any, Any] = others if self._process_group.rank == 0 else {}
+        for index, entry in entries.items():
             whole = {key: self._whole(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
             if self._process_group.rank == 0:
                 states[index] = whole
@@ -338,10 +339,10 @@ class FullyShardedParallel(Strategy):
         rank, ranks = self._process_group.rank, self._process_group.size
         weights, of_weights = sharded_state.own_rows(model.state_dict(), rank, ranks)
         found = optimizer.state_dict()
-        flat = {(i, key): value for i, entry in found["state"].items() for key, value in entry.items()}
+        entries, states = sharded_state.by_owner(found["state"])
+        flat = {(i, key): value for i, entry in entries.items() for key, value in entry.items()}
         tensors = {f"{i}.{key}": value for (i, key), value in flat.items() if isinstance(value, Tensor)}
         own, of_state = sharded_state.own_rows(tensors, rank, ranks)
-        states: dict[int, dict[str, Any]] = {}
         for (i, key), value in flat.items():
             if not isinstance(value, Tensor) or f"{i}.{key}" in own:
                 states.setdefault(i, {})[key] = own.get(f"{i}.{key}", value)

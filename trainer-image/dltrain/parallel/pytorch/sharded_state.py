@@ -49,3 +49,12 @@ def own_rows(tensors: State, rank: int, ranks: int) -> tuple[dict[str, Tensor], 
         if rank == 0:
             own[name] = whole
     return own, extents
+
+
+def by_owner(state: Mapping[Any, Any]) -> tuple[dict[int, dict[str, Any]], dict[Any, Any]]:
+    """Return (the states of parameters by their index, the state that belongs to no parameter and has no tensors).
+
+    ``state``: the entry ``state`` of an optimizer's ``state_dict()``.
+    """
+    entries = {index: entry for index, entry in state.items() if isinstance(index, int)}
+    return entries, {key: value for key, value in state.items() if key not in entries}
