@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -209,7 +210,8 @@ class Run:
         old, new = self._operators
         await asyncio.to_thread(old.stop)
         self._probe.operator, began_s = new, time.monotonic()
-        await asyncio.to_thread(new.start)
+        # It is ready when it has processed its first lists of objects.
+        await asyncio.to_thread(partial(new.start, within_s=60 + self._options.jobs / 10))
         while True:
             done = await self._probe.total("dljob_operator_reconciles_total")
             if done >= self._options.jobs and not await self._probe.total("dljob_operator_queue_depth"):

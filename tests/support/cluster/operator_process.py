@@ -55,13 +55,14 @@ class OperatorProcess:
         if self.running:
             assert self.stop() == 0, self.log
 
-    def start(self, *, ready: bool = True) -> None:
+    def start(self, *, ready: bool = True, within_s: float = 30.0) -> None:
+        """Start the operator. ``ready``: also wait until it is ready, at most ``within_s`` seconds."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._python, "-m", "dljob.app.main"], env=self._env, stdout=log, stderr=log
             )
         if ready:
-            wait_for("the operator to be ready", self.is_ready, 30, self._log.read_text)
+            wait_for("the operator to be ready", self.is_ready, within_s, self._log.read_text)
 
     def is_ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()
