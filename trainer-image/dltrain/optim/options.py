@@ -4,6 +4,7 @@ A learning rate is a tensor in scripts that compile the update of the optimizer,
 """
 
 import inspect
+from collections.abc import Container, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,30 @@ def load_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for index, parameter in zip(indices, parameters, strict=True):
         if index in saved["state"]:
             optimizer.state[parameter] = _with_strings(optimizer.state[parameter], saved["state"][index])
+
+
+def load_own_state(
+    optimizer: Optimizer, whole: dict[str, Any], groups: Sequence[Sequence[Hashable]], own: Container[Hashable]
+) -> None:
+    """Load the part of ``whole`` into ``optimizer`` that belongs to this rank's parameters, or to no parameter.
+
+    ``whole``: a ``state_dict()`` with the groups and parameter indices of an optimizer for the whole model.
+    ``groups``: the keys of the parameters in each of its groups. ``own``: the keys of the optimizer's parameters.
+    """
+    kept = [[key for key in members if key in own] for members in groups]
+    members = [key for keys in groups for key in keys]
+    local = {key: i for i, key in enumerate(key for keys in kept for key in keys)}
+    states: dict[Any, Any] = {}
+    for index, state in whole["state"].items():
+        if not isinstance(index, int):
+            states[index] = state  # belongs to no parameter
+        elif members[index] in local:
+            states[local[members[index]]] = state
+    own_groups = [
+        group | {"params": [local[key] for key in keys]}
+        for group, keys in zip(whole["param_groups"], kept, strict=True)
+    ]
+    load_state(optimizer, {"state": states, "param_groups": own_groups})
 
 
 def _with_strings(loaded: Any, saved: Any) -> Any:

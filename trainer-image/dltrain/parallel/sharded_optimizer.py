@@ -23,7 +23,7 @@ from dlcontract import Plan
 from dltrain.comm.algorithms.reduce_scatter import Scattered, make_all_gather, owned
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.optim.options import load_state
+from dltrain.optim.options import load_own_state
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.optimizer_checks import check_late, check_no_common_state
@@ -230,20 +230,7 @@ class OptimizerParallel(DataParallel):
         ``parts``: a ``state_dict()`` with the groups and parameter indices of a replicated optimizer. Its tensors are
         already this rank's parts (see ``optimizer_part``).
         """
-        members = [p for ps in self._groups for p in ps]
-        mine = [p for ps in self._groups for p in ps if p in self._shards]
-        local = {p: i for i, p in enumerate(mine)}
-        states: dict[Any, Any] = {}
-        for index, state in parts["state"].items():
-            if not isinstance(index, int):
-                states[index] = state  # belongs to no parameter
-            elif members[index] in local:
-                states[local[members[index]]] = state
-        groups = [
-            group | {"params": [local[p] for p in ps if p in local]}
-            for group, ps in zip(parts["param_groups"], self._groups, strict=True)
-        ]
-        load_state(optimizer, {"state": states, "param_groups": groups})
+        load_own_state(optimizer, parts, self._groups, self._shards)
 
     def abandon(self) -> None:
         for collective in (self.collective, self._spread, self._collect):

@@ -23,7 +23,7 @@ from torch.utils import swap_tensors
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.deferred import InitialValues, forget_initial_values, initial_values, temporary
-from dltrain.optim.options import load_state
+from dltrain.optim.options import load_own_state
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
@@ -305,18 +305,7 @@ class ModelParallel(DataParallel):
         ``parts``: a ``state_dict()`` with the groups and parameter indices of an optimizer for the whole model. Its
         tensors are already this rank's parts (see ``optimizer_part``).
         """
-        local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
-        states: dict[Any, Any] = {}
-        for index, state in parts["state"].items():
-            if not isinstance(index, int):
-                states[index] = state  # belongs to no parameter
-            elif self._members[index] in local:
-                states[local[self._members[index]]] = state
-        groups = [
-            group | {"params": [local[name] for name in members if name in local]}
-            for group, members in zip(parts["param_groups"], self._groups, strict=True)
-        ]
-        load_state(optimizer, {"state": states, "param_groups": groups})
+        load_own_state(optimizer, parts, self._groups, self._own)
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
         """Return whole tensors on rank 0, assembled from the parts of all ranks; an empty dictionary elsewhere.
