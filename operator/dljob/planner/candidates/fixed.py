@@ -23,14 +23,13 @@ def fixed_parts(
     nodes: Eligible,
     workload: Workload,
     learned: Mapping[tuple[str, str], Learned],
-    strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
     """Return a ``Part`` for each group in ``spec.planning.groups``, in which the user fixes nodes and ranks per node.
 
     Ranks on CPUs compute with as many cores as are fastest. Return ``Infeasible`` if the nodes have no room for a
     group, or if the local batch sizes cannot add up to the global batch size.
     """
-    found = _ways(request, nodes, workload, learned, strategy)
+    found = _ways(request, nodes, workload, learned, "Data")
     if isinstance(found, Infeasible):
         return found
     ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)

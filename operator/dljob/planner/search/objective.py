@@ -61,7 +61,7 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
     if request.deadline_s is None or request.minimize == "Time":
         return np.where(np.isfinite(screened.step_s), wanted, np.inf)
     total_p90_s = screened.step_p90_s * request.total_steps
-    late = total_p90_s + STARTUP_S > request.deadline_s
+    late = ~meets_all(request, screened.step_p90_s)
     return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + total_p90_s), wanted), np.inf)
 
 
