@@ -27,6 +27,7 @@ def test_equal_short_strings_are_the_same_object(value: dict[str, Any]) -> None:
         assert all(a is b for a, b in zip(first[name], second[other], strict=True))
 
 
+FIELDS_AND_OTHER = ("phase", "plan", "result", "other")
 FIELDS = st.sampled_from(["phase", "conditions", "plan", "result", "suggestion"])
 
 
@@ -37,9 +38,6 @@ def test_compact_status_is_equal_to_the_status(status: dict[str, Any], other: di
     assert {name: found.get(name) for name in FIELDS_AND_OTHER} == {name: status.get(name) for name in FIELDS_AND_OTHER}
     assert all((name in found) == (name in status) for name in FIELDS_AND_OTHER)
     assert (found == CompactStatus(other)) == (status == other) == (found == other)
-
-
-FIELDS_AND_OTHER = ("phase", "plan", "result", "other")
 
 
 def test_statuses_with_fields_in_another_order_are_equal() -> None:
