@@ -29,7 +29,8 @@ class Listener:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self.path)
         self._server.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def __enter__(self) -> Self:
         return self
@@ -39,6 +40,7 @@ class Listener:
     ) -> None:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()  # It may have accepted a connection that is not in the list yet.
         for connection in (self._server, *self._connections):
             connection.close()
         Path(self.path).unlink(missing_ok=True)
