@@ -90,8 +90,9 @@ def test_hardware_probes_are_on_unless_switched_off() -> None:
     assert Settings.of(environment({})).probes
     assert not Settings.of(environment({"probes": {"enabled": False}})).probes
     assert not Settings.of(environment({})).probe_gpus
-    named = Settings.of(environment({"probes": {"gpus": True, "priorityClassName": "background"}}))
-    assert named.probe_gpus and named.probe_priority_class == "background"
+    assert Settings.of(environment({})).probe_links
+    named = Settings.of(environment({"probes": {"gpus": True, "links": False, "priorityClassName": "background"}}))
+    assert named.probe_gpus and not named.probe_links and named.probe_priority_class == "background"
 
 
 def test_operator_watches_all_namespaces_by_default() -> None:

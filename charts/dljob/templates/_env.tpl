@@ -52,6 +52,8 @@
   value: {{ ternary "true" "false" (eq (include "dljob.probes" .) "true") | quote }}
 - name: DLJOB_PROBE_GPUS
   value: {{ .Values.probes.gpus | quote }}
+- name: DLJOB_PROBE_LINKS
+  value: {{ .Values.probes.links | quote }}
 - name: DLJOB_PROBE_PRIORITY_CLASS
   value: {{ include "dljob.probePriorityClassName" . }}
 - name: DLJOB_NODE_ARCHITECTURES

@@ -140,6 +140,13 @@ class ProbedLink(FiniteModel):
 
     latency_seconds: Annotated[float, Field(gt=0, le=MAX_S)]
     bandwidth_bytes_per_second: Annotated[float, Field(gt=0)]
+    measured: Annotated[
+        datetime | None,
+        Field(
+            description="Time of the measurement of a link between nodes. The operator measures the link again if this "
+            "is unset, or earlier than status.updated."
+        ),
+    ] = None
 
 
 class HardwareFactors(FiniteModel):

@@ -147,7 +147,7 @@ class Operator:
                 probes = HardwareProbes(
                     api, self._cache, settings.namespace, configured(config, settings.probe_priority_class), utc_now,
                     self._metrics, kube.record_node_event, measurements, planning.capacity_changed,
-                    gpus=settings.probe_gpus,
+                    gpus=settings.probe_gpus, links=settings.probe_links,
                 )  # fmt: skip
             tasks = {
                 "heartbeat": self._beat(),

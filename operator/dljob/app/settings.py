@@ -28,6 +28,7 @@
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_PROBES | false | measure the hardware of device types that no measurement knows, in DLJOB_NAMESPACE |
 | DLJOB_PROBE_GPUS | false | measure GPUs, too |
+| DLJOB_PROBE_LINKS | true | with DLJOB_PROBES: measure the network between two nodes of each type, too |
 | DLJOB_PROBE_PRIORITY_CLASS | (none) | PriorityClass of the pods that measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
 | DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which the DLJOB_NODE_FAULTS faults occur |
@@ -103,6 +104,7 @@ class Settings:
     share_profiles: bool
     probes: bool
     probe_gpus: bool
+    probe_links: bool
     probe_priority_class: str | None
     node_faults: int
     node_fault_window_s: float
@@ -164,6 +166,7 @@ class Settings:
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             probes=_one_of(env, "DLJOB_PROBES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             probe_gpus=_one_of(env, "DLJOB_PROBE_GPUS", "false", (*_TRUE, *_FALSE)) in _TRUE,
+            probe_links=_one_of(env, "DLJOB_PROBE_LINKS", "true", (*_TRUE, *_FALSE)) in _TRUE,
             probe_priority_class=env.get("DLJOB_PROBE_PRIORITY_CLASS") or None,
             node_faults=int(_number(env, "DLJOB_NODE_FAULTS", 2, 0, MAX_FAULTS)),
             node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),

@@ -76,6 +76,18 @@ def test_operator_measures_free_nodes_and_measures_again_after_a_new_kernel(admi
     planned = kubectl.wait_phase("by-measured-hardware", "Planned", 60)
     assert planned["status"]["plan"]["predicted"]["basis"] == "probe"
 
+    restart(admin)  # The measurement of the network begins a minute after that of the hardware, or after a restart.
+
+    def with_link() -> dict[str, Any] | None:
+        found = measured(admin)
+        return found if found and found["status"]["hardware"].get("networkLink") else None
+
+    system = Kubectl(admin.kubeconfig, SYSTEM)
+    linked = wait_for("the network's measurement", with_link, 120, lambda: str(system.list("pods")))
+    link = linked["status"]["hardware"]["networkLink"]
+    assert 0 < link["latencySeconds"] < 0.1 and link["bandwidthBytesPerSecond"] > 1e7 and link["measured"]
+    assert linked["status"]["hardware"]["steps"] == hardware["steps"]
+
     old = json.dumps({"status": {"hardware": {"kernel": "5.0.0-old"}}})
     admin.run("patch", "dlprofile", profile["metadata"]["name"], "--type=merge", "--subresource=status", "-p", old)
     restart(admin)  # The same operator would wait ten minutes after its last measurement.

@@ -20,7 +20,7 @@ MEASURE = HardwareMeasure(device="A Processor", cores=4, node_cores=4, steps=(Ti
 
 
 class Operator:
-    def __init__(self, *nodes: str) -> None:
+    def __init__(self, *nodes: str, links: bool = False) -> None:
         self.api, self.cache = FakeApi(), Cache()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.metrics, self.events = Metrics(), list[tuple[str, Event]]()
@@ -29,7 +29,7 @@ class Operator:
         api: Any = self.api
         self.probes = HardwareProbes(
             api, self.cache, "dljob-system", image, lambda: self.now, self.metrics, self._record, self.measurements,
-            self._ended,
+            self._ended, gpus=True, links=links,
         )  # fmt: skip
         self.bodies: dict[str, dict[str, Any]] = {}
         size = {"cpu": "4", "memory": "16Gi", "pods": "110"}
@@ -60,6 +60,7 @@ class Operator:
         self.cache.put(NODE, body)
 
     def look(self) -> list[dict[str, Any]]:
+        self.api.created = self.now.isoformat()
         asyncio.run(self.probes.look())
         return [body for (plural, _, _), body in self.api.objects.items() if plural == POD.plural]
 

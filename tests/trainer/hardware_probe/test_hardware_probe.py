@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlcontract.hardware import MAX_NBYTES, MAX_TIMED, REFERENCE_NETS, HardwareMeasure, TimedStep
+from dlcontract.hardware import MAX_NBYTES, MAX_TIMED, REFERENCE_NETS, HardwareMeasure, LinkRate, TimedStep
 
 torch = pytest.importorskip("torch")
 
@@ -100,6 +100,25 @@ def test_a_link_is_measured_between_two_processes() -> None:
     assert found.Bps > 1e6
 
 
+def test_only_the_link_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    threading.Thread(target=link.serve, args=(port, 8.0, "127.0.0.1"), daemon=True).start()
+    assert main(["--peer", f"127.0.0.1:{port}", "--only-link"]) == 0
+    found = LinkRate.model_validate_json(capsys.readouterr().out)
+    assert 0 < found.latency_s < 1 and found.Bps > 1e6
+
+
+def test_a_peer_that_does_not_answer_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "CONNECT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert main(["--peer", f"127.0.0.1:{port}", "--only-link"]) == 1
+    assert "link to 127.0.0.1: Connection refused" in capsys.readouterr().out
+
+
 def test_a_memory_copy_has_a_rate_for_each_core_count() -> None:
     found = memory.memory_rates(CPU, 2.0, 2**24)
     assert [rate.cores for rate in found] == [1, 2]
@@ -119,6 +138,7 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
     [
         ["--peer", "host"],
         ["--peer", "host:0"],
+        ["--only-link"],
         ["--scratch", "/missing"],
         ["--structures", "3"],
         ["--structures", "1000"],

@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--scratch", metavar="DIR", help="folder whose disk is measured; default: the one for temporary files"
     )
     parser.add_argument("--peer", metavar="HOST:PORT", help="also measure the link to a probe that serves there")
+    parser.add_argument("--only-link", action="store_true", help="with --peer: measure nothing but this link")
     parser.add_argument(
         "--serve", metavar="PORT", type=int, help="only answer peers on this TCP port, without measuring"
     )
@@ -56,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
 
             link.serve(given.serve, given.seconds)
             return 0
+        if given.only_link:
+            return _only_link(peer)
         count = given.structures
         if count is not None and not MIN_STRUCTURES <= count <= MAX_STRUCTURES:
             limits = f"{MIN_STRUCTURES} to {MAX_STRUCTURES} networks"
@@ -64,9 +67,28 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInputError as error:
         print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT
+    _print(text)
+    return 0
+
+
+def _print(text: str) -> None:
+    """Print a document. In a pod, also make it the termination message."""
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
         TERMINATION_LOG.write_text(text, encoding="utf-8")
     print(text, flush=True)  # noqa: T201
+
+
+def _only_link(peer: tuple[str, int] | None) -> int:
+    """Measure the link to ``peer``, and print it as JSON. Return 0, or 1 if the peer does not answer."""
+    from dltrain.protocol.errors import BadInputError
+
+    if peer is None:
+        raise BadInputError("--only-link", "no --peer", "both options", "name the other probe with --peer")
+    rate, note = _far(peer)
+    if rate is None:
+        _print(f"dltrain: {note}")
+        return 1
+    _print(rate.model_dump_json())
     return 0
 
 

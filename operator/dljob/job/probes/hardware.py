@@ -109,7 +109,13 @@ def _software(profile: HardwareProfile) -> tuple[str, ...]:
 
 
 def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
-    """Return the DLProfile object with a device type's measured hardware, which plans of all namespaces use."""
+    """Return the DLProfile object with a device type's measured hardware, which plans of all namespaces use.
+
+    A link between nodes in ``profile`` was measured together with the rest.
+    """
+    if profile.network_link is not None:
+        link = profile.network_link.model_copy(update={"measured": now})
+        profile = profile.model_copy(update={"network_link": link})
     return {
         "apiVersion": API_VERSION,
         "kind": "DLProfile",

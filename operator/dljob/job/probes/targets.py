@@ -78,6 +78,29 @@ def probe_targets(
     return found, why
 
 
+def link_target(
+    view: ClusterView, device: str, busy: Collection[str], tolerations: Sequence[Mapping[str, object]] = ()
+) -> Target | None:
+    """Return the two idle nodes of a device type between which to measure the network; None if there are none.
+
+    Nodes on different machines come first: the link within a machine is not that of the network. If an annotation
+    gives the bandwidth of a node of the type, its administrator knows the network, and there is no target. ``busy``:
+    names of nodes with pods of jobs or probes; these nodes, and others on their machines, are left out.
+    """
+    nodes = [node for node in view.nodes if node.device == device]
+    if any(node.link_bandwidth_Bps is not None for node in nodes):
+        return None
+    near = neighbours(view.nodes, busy)
+    idle = [node for node in nodes if _obstacle(node, busy, near, tolerations, idle=True) is None]
+    if len(idle) < 2:
+        return None
+    idle.sort(key=lambda node: (-node.free_cpu, node.name))
+    first = idle[0]
+    beside = neighbours(nodes, [first.name])
+    second = min(idle[1:], key=lambda node: node.name in beside)
+    return Target(device, first.is_gpu, first.name, first.free_cpu, second.name)
+
+
 def _listed(reasons: Sequence[str]) -> str:
     text = "; or ".join(reasons[:MAX_REASONS])
     more = len(reasons) - MAX_REASONS

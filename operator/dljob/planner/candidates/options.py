@@ -335,9 +335,9 @@ def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 def _network_of(option: Option) -> tuple[float, float, str, float]:
     """Return (latency in seconds, bandwidth in bytes/s, name, spread of predictions) of the network of an option.
 
-    The spread is the standard deviation of log(measured / predicted). The bandwidth is the measured one, else the one
-    in the nodes' annotations, else that of 10 Gbit Ethernet. Measurements by runs of the job's model take precedence
-    over those of the hardware probe. If a plan may span racks or zones, the network between them limits the link.
+    The spread is the standard deviation of log(measured / predicted). The bandwidth is the one that runs of the job's
+    model have measured, else that in the nodes' annotations, else the hardware probe's, else that of 10 Gbit Ethernet.
+    If a plan may span racks or zones, the network between them limits the link.
     """
     learned, probed = option.learned or Learned(), option.hardware and option.hardware.far
     latency_s, spread = learned.link_latency_s, LINK_SPREAD["probe" if probed else "catalogue"]
@@ -345,10 +345,10 @@ def _network_of(option: Option) -> tuple[float, float, str, float]:
         bandwidth_Bps, name = learned.link_bandwidth_Bps, "the measured network"
         spread = spread if latency_s is None else LINK_SPREAD["profile"]
         spread = spread if learned.link_spread is None else learned.link_spread
+    elif option.pool.bandwidth_Bps:  # An administrator knows RDMA and several cards, which the probe does not use.
+        bandwidth_Bps, name, spread = option.pool.bandwidth_Bps, "the network", LINK_SPREAD["catalogue"]
     elif probed:
         bandwidth_Bps, name = probed.bandwidth_Bps, "the network measured by the probe"
-    elif option.pool.bandwidth_Bps:
-        bandwidth_Bps, name = option.pool.bandwidth_Bps, "the network"
     else:
         bandwidth_Bps, name = communication.ETHERNET_BANDWIDTH_Bps, "an assumed network"
     if latency_s is None:

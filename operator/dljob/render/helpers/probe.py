@@ -14,6 +14,8 @@ PROBE_LABEL = "dljob.dev/hardware-probe"
 BY_COMMAND, BY_OPERATOR = "command", "operator"
 """Values of ``PROBE_LABEL``: who started the pod, and deletes it."""
 DEVICE_ANNOTATION, NODE_ANNOTATION = "dljob.dev/probed-device", "dljob.dev/probed-node"
+LINK_ANNOTATION, CLIENT_NODE_ANNOTATION = "dljob.dev/probed-link", "dljob.dev/client-node"
+"""On pods that measure only a link: ``server`` or ``client``; and on the server, the node for the client."""
 CONTAINER = "probe"
 PEER_PORT = 28470
 DEADLINE_S = 600
@@ -82,16 +84,36 @@ def probe_pod(
     if structures is not None:
         arguments += ["--structures", str(structures)]
     if peer is not None:
-        host = f"[{peer}]" if ":" in peer else peer
-        arguments += ["--peer", f"{host}:{PEER_PORT}"]
+        arguments += _connecting_to(peer)
     return _pod(name, namespace, target.node, target, image, arguments, by=by)
 
 
-def peer_pod(name: str, namespace: str, target: Target, image: ProbeImage) -> Manifest:
-    """Return the pod that answers the messages of a probe, on the target's second node."""
+def peer_pod(name: str, namespace: str, target: Target, image: ProbeImage, by: str = BY_COMMAND) -> Manifest:
+    """Return the pod that answers the messages of a probe, on the target's second node. ``by``: who starts it."""
     assert target.peer is not None, "the caller chose a target with a second node"
     arguments = ["--serve", str(PEER_PORT), "--seconds", str(SERVES_S)]
-    return _pod(name, namespace, target.peer, target, image, arguments, computes=False)
+    return _pod(name, namespace, target.peer, target, image, arguments, computes=False, by=by)
+
+
+def link_server_pod(name: str, namespace: str, target: Target, image: ProbeImage) -> Manifest:
+    """Return the pod of the operator that answers messages on the target's second node, to measure only the link."""
+    pod = peer_pod(name, namespace, target, image, by=BY_OPERATOR)
+    pod["metadata"]["annotations"] |= {LINK_ANNOTATION: "server", CLIENT_NODE_ANNOTATION: target.node}
+    return pod
+
+
+def link_client_pod(name: str, namespace: str, target: Target, image: ProbeImage, server: str) -> Manifest:
+    """Return the pod of the operator that measures only the link to the pod with the address ``server``."""
+    arguments = [*_connecting_to(server), "--only-link"]
+    pod = _pod(name, namespace, target.node, target, image, arguments, computes=False, by=BY_OPERATOR)
+    pod["metadata"]["annotations"] |= {LINK_ANNOTATION: "client"}
+    return pod
+
+
+def _connecting_to(address: str) -> list[str]:
+    """Return the options with which a probe connects to a serving pod."""
+    host = f"[{address}]" if ":" in address else address
+    return ["--peer", f"{host}:{PEER_PORT}"]
 
 
 def _pod(

@@ -9,7 +9,7 @@ import pytest
 
 from dljob.kube import ApiError
 from dljob.kube.kinds import POD, Kind
-from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
+from dljob.reconcile.probes import MAX_STARTS, RETRY_S
 from dljob.render.helpers.probe import DEVICE_ANNOTATION
 from support.controller.probing_operator import MEASURE, Operator
 
@@ -61,7 +61,6 @@ def test_a_pod_whose_creation_got_no_answer_uses_up_a_try(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(operator.api, "create", unanswered)
     for tries in range(1, MAX_STARTS + 1):
-        operator.api.created = operator.now.isoformat()
         assert failed_look(operator)
         assert len(operator.look()) == 1, "no second pod"
         operator.end("ModuleNotFoundError", "Failed")

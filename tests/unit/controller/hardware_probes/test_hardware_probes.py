@@ -10,7 +10,7 @@ import pytest
 
 from dljob.job.plan.first_plans import WAIT_S
 from dljob.kube.kinds import DLJOB, POD, PROFILE
-from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
+from dljob.reconcile.probes import MAX_STARTS, RETRY_S
 from dljob.render.helpers.probe import NODE_ANNOTATION, PROBE_PRIORITY
 from support.controller.probing_operator import MEASURE, Operator
 
@@ -222,7 +222,7 @@ def test_profiles_that_the_operator_does_not_write_lead_to_no_probe() -> None:
 
 def test_profile_that_cannot_be_parsed_does_not_lead_to_endless_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = Operator("n0")
-    monkeypatch.setattr("dljob.controller.hardware_probes.learned_by_model", lambda profiles, namespace: {})
+    monkeypatch.setattr("dljob.controller.hardware_probes.probes.learned_by_model", lambda profiles, namespace: {})
     tries = 0
     for _ in range(10):
         operator.now += timedelta(seconds=RETRY_S)

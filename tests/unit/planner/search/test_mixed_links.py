@@ -47,6 +47,15 @@ def test_an_annotation_counts_only_for_its_nodes() -> None:
     assert (link.bandwidth_Bps, link.name) == (ETHERNET_BANDWIDTH_Bps, "an assumed network")
 
 
+def test_annotation_takes_precedence_over_the_probe_but_not_over_runs() -> None:
+    """The probe uses TCP on one network card. An administrator may know more."""
+    for known, name in ((PROBE, "the network"), (PROBE | RUN, "the measured network")):
+        (annotated, _) = mixed_options({A100: "25G", T4: None}, known)
+        assert link_of([annotated], 2)[0].name == name
+    (probed, _) = mixed_options({A100: None, T4: None}, PROBE)
+    assert link_of([probed], 2)[0].name == "the network measured by the probe"
+
+
 def mixed_options(annotated: dict[str, str | None], known: Known, gpus: int = 1) -> list[Option]:
     """Return an option for each type of device. ``annotated``: bandwidth in its nodes' annotations."""
     cluster = view(

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from dljob.calibrate.learned import Learned
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.cluster.machines import neighbours
-from dljob.reconcile.hardware_probes import (
+from dljob.reconcile.probes import (
     MAX_PODS,
     MAX_STARTS,
     RETRY_S,
     UNBOUND_S,
     Action,
+    Ending,
     ProbePod,
     Remove,
     Start,
     Starts,
     Store,
+    Subject,
     decide,
 )
 from support.planner_questions import T4, view
@@ -97,14 +99,14 @@ def test_gpus_are_measured_only_if_the_administrator_wants_it() -> None:
 def test_a_class_is_tried_a_few_times_with_pauses_and_does_not_hold_up_others(
     starts: Starts, devices: list[str]
 ) -> None:
-    assert started(POOL, {}, (), {"a": starts}, (), False) == devices
+    assert started(POOL, {}, (), {Subject("a"): starts}, (), False) == devices
 
 
 def test_a_job_on_the_same_machine_stops_a_probe_and_delays_the_next() -> None:
     """Nodes of one machine share its cores, so the probe would measure a part of them and slow down the job."""
     pool = view({"count": 2, "cpu": 4, "device": "a", "machine": "host-1"}, {"count": 2, "cpu": 4, "device": "b"})
     (found,) = ended(pool, {}, (POD,), {}, {"n0-1"}, False)
-    assert isinstance(found, Remove) and found.for_job
+    assert isinstance(found, Remove) and found.ending is Ending.GAVE_WAY
     (start,) = decide(pool, {}, (), {}, {"n0-1"}, False)
     assert isinstance(start, Start) and start.target.device == "b"
 
@@ -113,7 +115,7 @@ def test_a_finished_pod_is_stored_and_a_class_that_is_known_meanwhile_is_not() -
     done = replace(POD, phase="Succeeded")
     assert ended(POOL, {}, (done,), {}, (), False) == [Store(done)]
     (found,) = ended(POOL, KNOWN_A, (done,), {}, (), False)
-    assert isinstance(found, Remove)
+    assert isinstance(found, Remove) and found.ending is Ending.NOT_NEEDED
 
 
 @pytest.mark.parametrize(
@@ -148,13 +150,13 @@ def test_never_two_of_a_class_or_machine_and_never_beside_a_job(
     phases: list[tuple[str, str, float]], busy: set[str], waiting: bool, counts: dict[str, int]
 ) -> None:
     pods = [ProbePod(f"p{i}", d, f"n{i}-0", phase, "", age) for i, (d, phase, age) in enumerate(phases)]
-    starts = {device: Starts(count, 1e6) for device, count in counts.items()}
+    starts = {Subject(device): Starts(count, 1e6) for device, count in counts.items()}
     actions = decide(POOL, {}, pods, starts, busy, waiting)
     begun = [action.target for action in actions if isinstance(action, Start)]
     assert len(begun) <= (0 if waiting else max(0, MAX_PODS - len(pods)))
     devices, nodes = [target.device for target in begun], [target.node for target in begun]
     assert len({*devices, *(pod.device for pod in pods)}) == len(devices) + len({pod.device for pod in pods})
     assert not set(nodes) & neighbours(POOL.nodes, busy | {pod.node for pod in pods}) and len(set(nodes)) == len(nodes)
-    assert all(starts.get(target.device, Starts(0, 0)).count < MAX_STARTS for target in begun)
+    assert all(starts.get(Subject(target.device), Starts(0, 0)).count < MAX_STARTS for target in begun)
     kept = [p for p in pods if p not in [a.pod for a in actions if isinstance(a, Store | Remove)]]
     assert all(pod.phase in ("Pending", "Running", "Unknown") and pod.node not in busy for pod in kept)
