@@ -16,6 +16,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.ranges = True
+        self.etags = True
         self.cuts = 0
         """Number of responses that end in the middle of their body."""
         self.longest_nbytes = 2**60
@@ -74,7 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(requested[1]), min(end, int(requested[2]) + 1) if requested[2] else end
         self.send_response(HTTPStatus.PARTIAL_CONTENT if requested else HTTPStatus.OK)
         self.send_header("Content-Length", str(end - begin))
-        self.send_header("ETag", f'"{sha256(content).hexdigest()[:8]}"')
+        if server.etags:
+            self.send_header("ETag", f'"{sha256(content).hexdigest()[:8]}"')
         if requested:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
         self.end_headers()

@@ -1,6 +1,7 @@
 """Tests of sharded datasets: what nodes fetch, what they read, and how they fail."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 
 from dlcontract import DatasetRef, ModelRef
 from dltrain.builtin import rank
-from dltrain.data import download
 from dltrain.data.datasets import load
 from dltrain.data.sharded import block_sums
 from dltrain.data.sharded.block_sums import BlockSums
@@ -18,35 +18,20 @@ from dltrain.data.sharded.dataset import ShardedArrays, ShardedDataset, ShardedT
 from dltrain.protocol import rank_messages
 from dltrain.protocol.errors import BadInputError, ShardError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK
-from support.servers.files import FileServer, serving
+from support.servers.files import FileServer
 from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import BODIES, command, end, run_ranks, start
+from support.trainer.sharded_files import BLOCK, TOKENS, impatient_server, publish, publish_text
 
-BLOCK = block_sums.MIN_BLOCK_NBYTES
 SHARDED = BODIES / "training/sharded_ranks.py"
-TOKENS = np.random.Generator(np.random.Philox(3)).integers(0, 50, 128 * 1000 + 1).astype(np.uint16)
 EPOCHS, BATCH = 4, 120
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(download, "WAITS_S", (0.0,) * 4)
-    monkeypatch.setattr("dltrain.data.sharded.partial_file.WAITS_S", (0.0,) * 4)
-    with serving() as found:
+def server() -> Iterator[FileServer]:
+    with impatient_server() as found:
         yield found
-
-
-def publish(server: FileServer, path: Path, *, sums: bool = True) -> DatasetRef:
-    """Serve a file with checksums of small blocks, and return the reference to it in a plan."""
-    server.files[f"/{path.name}"] = path.read_bytes()
-    sha256 = None
-    if sums:
-        content = BlockSums.of(path, BLOCK).text().encode()
-        server.files[f"/{path.name}.blocks"], sha256 = content, hashlib.sha256(content).hexdigest()
-    at = str(path.parent / "node" / path.name)
-    return DatasetRef(path=at, distribution="Sharded", uri=f"{server.uri}/{path.name}", sha256=sha256)
 
 
 @pytest.fixture
@@ -59,8 +44,7 @@ def digits(server: FileServer, tmp_path: Path) -> DatasetRef:
 
 @pytest.fixture
 def tokens(server: FileServer, tmp_path: Path) -> DatasetRef:
-    np.save(tmp_path / "text.npy", TOKENS)
-    return publish(server, tmp_path / "text.npy")
+    return publish_text(server, tmp_path)
 
 
 def opened(ref: DatasetRef, shares: tuple[int, ...] = (5, 3), number: int = 0) -> ShardedDataset:
@@ -120,10 +104,18 @@ def test_node_fetches_its_part_and_again_nothing(name: str, request: pytest.Fixt
 
 
 def test_blocks_without_checksums_are_fetched_too(server: FileServer, tmp_path: Path) -> None:
-    np.save(tmp_path / "text.npy", TOKENS)
-    data = opened(publish(server, tmp_path / "text.npy", sums=False))
+    data = opened(publish_text(server, tmp_path, sums=False))
     data.train(np.arange(5))
     assert data.file.block_nbytes == block_sums.BLOCK_NBYTES
+
+
+def test_parts_that_linux_does_not_read_at_once_are_read_whole(
+    tokens: DatasetRef, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call reads at most 2 GiB. Labels and held-out samples may be larger."""
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, nbytes, at: pread(file, min(nbytes, BLOCK), at))
+    assert open_sharded(tokens).file.read(9, 4 * BLOCK) == server.files["/text.npy"][9 : 4 * BLOCK]
 
 
 def test_dropped_connections_lose_at_most_a_block(tokens: DatasetRef, server: FileServer) -> None:

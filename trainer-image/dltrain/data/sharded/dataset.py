@@ -14,7 +14,7 @@ from dlcontract import DATASET_SECRET_DIR, DatasetRef, Plan
 from dltrain.batch.sharding import ShardedSampler, Shards, begin_of, shard_of
 from dltrain.data.files import FIELD, KEYS, MAX_CLASSES, check_samples, check_targets, labels_in, scale_in
 from dltrain.data.sharded import layout
-from dltrain.data.sharded.partial_file import PartialFile
+from dltrain.data.sharded.partial_file import Bytes, PartialFile, Wanted
 from dltrain.data.tokens import KINDS, POSITIONS
 from dltrain.models import InputShape
 from dltrain.protocol.errors import BadInputError, MisuseError
@@ -52,9 +52,7 @@ class ShardedDataset:
         """Set the number of classes or tokens, which no node may know alone. ``classes``: the maximum of all nodes."""
 
     def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        if not self.file.has(*self._bytes_of(indices)):
-            self._fetch(indices)
-        return self._samples(indices)
+        return self.file.reading(self._bytes_of(indices), lambda: self._samples(indices), lambda: self._wanted(indices))
 
     def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -95,15 +93,16 @@ class ShardedDataset:
         assert self.sampler is not None, "divide was called"
         shards = np.array(self.own(), np.int64)
         if len(shards):
-            self.file.ensure(self._blocks_of_shards(shards, self.sampler.batch), self._name, self._needed(shards))
+            blocks = self._blocks_of_shards(shards, self.sampler.batch)
+            self.file.ensure(Wanted(blocks, self._name, self._needed(shards)))
 
-    def _fetch(self, indices: NDArray[np.int64]) -> None:
+    def _wanted(self, indices: NDArray[np.int64]) -> Wanted:
+        """Return the blocks to fetch for samples: those of their shards or, before ``divide``, their own."""
         if self.sampler is None:
-            self.file.ensure(self.file.blocks(*self._bytes_of(indices)), self._name)
-            return
+            return Wanted(self.file.blocks(*self._bytes_of(indices)), self._name)
         shards = np.unique(shard_of(indices, self.sampler.batch, self.train_samples))
         own = np.union1d(shards, np.array(self.own(), np.int64))
-        self.file.ensure(self._blocks_of_shards(shards, self.sampler.batch), self._name, self._needed(own))
+        return Wanted(self._blocks_of_shards(shards, self.sampler.batch), self._name, self._needed(own))
 
     def _needed(self, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         assert self.sampler is not None, "only called then"
@@ -113,7 +112,7 @@ class ShardedDataset:
         first, end = (each * self.train_samples // batch for each in (shards, shards + 1))
         return self.file.blocks(self._begin_of_sample(first), self._end_of_sample(end - 1))
 
-    def _bytes_of(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _bytes_of(self, indices: NDArray[np.int64]) -> Bytes:
         return self._begin_of_sample(indices), self._end_of_sample(indices)
 
     def _name(self, begin: int, end: int) -> str:
@@ -180,8 +179,17 @@ class ShardedTokens(ShardedDataset):
         for shard in self.own():
             first, end = (begin_of(each, self.sampler.batch, self.train_samples) for each in (shard, shard + 1))
             if end > first:
-                largest = max(largest, int(self._tokens[first * POSITIONS : end * POSITIONS + 1].max()))
+                largest = max(largest, self._largest_in(first, end))
         return largest
+
+    def _largest_in(self, first: int, end: int) -> int:
+        """Return the largest token in the samples ``first`` to ``end`` (exclusive) of one shard."""
+        one, last = np.array([first]), np.array([end - 1])
+        return self.file.reading(
+            (self._begin_of_sample(one), self._end_of_sample(last)),
+            lambda: int(self._tokens[first * POSITIONS : end * POSITIONS + 1].max()),
+            lambda: self._wanted(one),
+        )
 
     def agree_on_classes(self, classes: int) -> None:
         if classes > MAX_CLASSES:
@@ -192,11 +200,13 @@ class ShardedTokens(ShardedDataset):
 
     def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         indices = indices + self.train_samples
-        begin, end = self._bytes_of(indices)
-        if len(indices) and not self.file.has(begin, end):
+        places = self._bytes_of(indices)
+
+        def wanted() -> Wanted:
             needed = None if self.sampler is None else self._needed(np.array(self.own(), np.int64))
-            self.file.ensure(self.file.blocks(begin, end), self._name, needed)
-        x, y = self._samples(indices)
+            return Wanted(self.file.blocks(*places), self._name, needed)
+
+        x, y = self.file.reading(places, lambda: self._samples(indices), wanted)
         if self._vocabulary is not None and len(indices) and (top := int(max(x.max(), y.max()))) >= self._vocabulary:
             raise BadInputError(
                 FIELD, f"{self.file.shown} with token {top} in its held-out part alone",

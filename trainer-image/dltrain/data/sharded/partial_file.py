@@ -2,6 +2,11 @@
 
 The copy is a sparse file: what is not fetched takes no space. A second file, the index, has one byte per block, which
 is 1 if the block is present. Both outlive the process, so ranks that restart in the same pod fetch no block again.
+
+A rank may free blocks while another one reads them, and the freed ones read as zeros. Readers take no lock, because a
+rank keeps the lock during a whole fetch. Instead, a third file counts how often blocks were freed: before it frees
+blocks, a rank marks them as absent, and then raises the count. So a read is valid if its blocks were present, and the
+count is the same before and after it.
 """
 
 import ctypes
@@ -13,8 +18,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +33,23 @@ from dltrain.protocol.errors import BadInputError, ShardError
 URI, SHA256, SIZE = "spec.dataset.uri", "spec.dataset.sha256", "spec.dataset.size"
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 """Flags of Linux' fallocate."""
+_UNLOCKED_READS = 2
+"""Number of attempts to read without the lock. A rank frees at most once before a fetch, so a third one rarely helps.
+"""
+Bytes = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Ranges of bytes in a file: where each begins, and where it ends (exclusive)."""
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Blocks to fetch, and the blocks that must not be freed to make room for them."""
+
+    blocks: NDArray[np.int64]
+    name: Callable[[int, int], str]
+    """Maps a byte range (begin, end) to a text for messages that names the data in it."""
+    needed: NDArray[np.int64] | None = None
+    """The blocks that ranks of this node need. Others may be freed; None: no block may be freed."""
 
 
 class PartialFile:
@@ -63,8 +86,7 @@ class PartialFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self._lock = folder / "shards.data", folder / "shards.lock"
         with self._alone():
-            self._prepare(folder / "shards.json", folder / "shards.index", blocks, sha256)
-        self.present: NDArray[np.uint8] = np.memmap(folder / "shards.index", np.uint8, "r+", shape=(max(1, blocks),))
+            self._prepare(folder, max(1, blocks), sha256)
 
     def blocks(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of all blocks that overlap the byte ranges from ``begin[i]`` to ``end[i]`` (exclusive).
@@ -83,31 +105,45 @@ class PartialFile:
             not (last - first > 1).any() or bool(self.present[self.blocks(begin, end)].all())
         )
 
-    def ensure(
-        self, blocks: NDArray[np.int64], name: Callable[[int, int], str], needed: NDArray[np.int64] | None = None
-    ) -> None:
-        """Fetch those of ``blocks`` that are not present.
+    def ensure(self, wanted: Wanted) -> None:
+        """Fetch those of the ``wanted`` blocks that are not present.
 
-        ``name``: maps a byte range (begin, end) to a text for messages that names the data in it. ``needed``: the
-        blocks that ranks of this node need. Others may be freed to make room; None: no block may be freed. Raise
-        BadInputError if no retry can succeed, and ShardError otherwise.
+        Raise BadInputError if no retry can succeed, and ShardError otherwise.
         """
-        if self.present[blocks].all():
-            return
-        with self._alone():
-            missing = blocks[self.present[blocks] == 0]
-            if not len(missing):  # Another rank of the pod has fetched them.
-                return
-            self._make_room(missing, blocks, needed)
-            for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1):
-                self._fetch(int(run[0]), int(run[-1]) + 1, name)
+        if not self.present[wanted.blocks].all():
+            with self._alone():
+                self._fetch_missing(wanted)
+
+    def reading(self, places: Bytes, read: Callable[[], Read], wanted: Callable[[], Wanted]) -> Read:
+        """Return the result of ``read``, which copies the bytes at ``places`` from the file at ``path``.
+
+        Blocks that are not present are fetched first. ``read`` is called again if another rank of the pod has freed
+        blocks meanwhile. ``wanted``: returns the blocks to fetch, which contain the bytes at ``places``. Raise what
+        ``ensure`` and ``read`` raise.
+        """
+        for _ in range(_UNLOCKED_READS):
+            frees = int(self._frees[0])
+            if not self.has(*places):
+                break
+            found = read()
+            if int(self._frees[0]) == frees:
+                return found
+        with self._alone():  # no rank frees blocks now
+            self._fetch_missing(wanted())
+            return read()
 
     def read(self, begin: int, end: int) -> bytes:
         """Fetch and return the bytes from ``begin`` to ``end``, which belong to no shard, such as headers."""
-        blocks = self.blocks(np.array([begin]), np.array([end]))
-        self.ensure(blocks, lambda *_: "the arrays that every node needs")
-        with self.path.open("rb") as file:
-            return os.pread(file.fileno(), end - begin, begin)
+        places = np.array([begin]), np.array([end])
+
+        def read() -> bytes:
+            with self.path.open("rb") as file:
+                file.seek(begin)
+                return file.read(end - begin)  # os.pread returns at most 2 GiB
+
+        return self.reading(
+            places, read, lambda: Wanted(self.blocks(*places), lambda *_: "the arrays that every node needs")
+        )
 
     def _block_sums(self, sha256: str | None) -> BlockSums | None:
         source = Source(_beside(self._source.uri), secret=self._source.secret)
@@ -128,23 +164,39 @@ class PartialFile:
             )  # fmt: skip
         return sums
 
-    def _prepare(self, note: Path, index: Path, blocks: int, sha256: str | None) -> None:
+    def _prepare(self, folder: Path, blocks: int, sha256: str | None) -> None:
         """Use the blocks from before if they are of the same version; otherwise begin with an empty copy.
 
         ``blocks``: number of the blocks of the whole file. ``sha256``: expected checksum of ``FILE.blocks``, or None.
         """
+        note, index, frees = (folder / name for name in ("shards.json", "shards.index", "shards.frees"))
         now = {"version": self.version, "nbytes": self.nbytes, "block_nbytes": self.block_nbytes, "sha256": sha256}
         try:
             before = json.loads(note.read_text())
         except (FileNotFoundError, ValueError):
             before = None
-        if before == now and (self.version or sha256) and self.path.exists() and index.exists():
+        begun = self.path.exists()
+        same = begun and before == now and bool(self.version or sha256) and index.exists()
+        if not same:
+            note.unlink(missing_ok=True)
+        for path, nbytes in ((self.path, self.nbytes), (index, blocks), (frees, 8)):
+            with path.open("ab") as file:
+                file.truncate(nbytes)  # does not empty the file, because other ranks of the pod may have mapped it
+        self.present: NDArray[np.uint8] = np.memmap(index, np.uint8, "r+", shape=(blocks,))
+        self._frees: NDArray[np.uint64] = np.memmap(frees, np.uint64, "r+", shape=(1,))
+        if begun and not same:
+            self._free(np.arange(blocks))
+        if not same:
+            note.write_text(json.dumps(now))
+
+    def _fetch_missing(self, wanted: Wanted) -> None:
+        """Fetch the blocks that are not present. The caller has the lock."""
+        missing = wanted.blocks[self.present[wanted.blocks] == 0]
+        if not len(missing):  # Another rank of the pod has fetched them.
             return
-        note.unlink(missing_ok=True)
-        for path, nbytes in ((self.path, self.nbytes), (index, max(1, blocks))):
-            with path.open("wb") as file:
-                file.truncate(nbytes)
-        note.write_text(json.dumps(now))
+        self._make_room(missing, wanted.blocks, wanted.needed)
+        for first, end in _runs(missing):
+            self._fetch(first, end, wanted.name)
 
     def _make_room(
         self, missing: NDArray[np.int64], wanted: NDArray[np.int64], needed: NDArray[np.int64] | None
@@ -168,12 +220,13 @@ class PartialFile:
             )
 
     def _free(self, blocks: NDArray[np.int64]) -> None:
-        """Remove blocks from the copy, and return their space to the disk."""
+        """Remove blocks from the copy, and return their space to the disk. The caller has the lock."""
         self.present[blocks] = 0
+        self._frees += np.uint64(1)  # before the data vanish; see the module's docstring
         libc = ctypes.CDLL(None, use_errno=True)
         with self.path.open("r+b") as file:
-            for block in blocks.tolist():
-                place = (ctypes.c_int64(block * self.block_nbytes), ctypes.c_int64(self.block_nbytes))
+            for first, end in _runs(blocks):
+                place = (ctypes.c_int64(each * self.block_nbytes) for each in (first, end - first))
                 if not libc.fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, *place):
                     continue
                 if (number := ctypes.get_errno()) != errno.EOPNOTSUPP:
@@ -269,6 +322,13 @@ class PartialFile:
 
 class _CorruptError(BadInputError):
     """A block has another checksum than ``FILE.blocks`` says."""
+
+
+def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of each run of consecutive blocks. ``blocks``: their numbers, in ascending order."""
+    if len(blocks):
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) != 1) + 1):
+            yield int(run[0]), int(run[-1]) + 1
 
 
 def _beside(uri: str) -> str:
