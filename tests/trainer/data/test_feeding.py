@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding import feed as feeding
-from dltrain.data.feeding import forking
 from dltrain.data.feeding.feed import DeviceLane, Feed
 from dltrain.data.feeding.loader import MAX_BATCHES_AHEAD, Loader
 from dltrain.data.feeding.source import Request, Source
@@ -25,17 +24,11 @@ from dltrain.data.feeding.worker_pool import Workers
 from dltrain.host import cgroup
 from dltrain.protocol.errors import SampleError, WorkerLostError
 from dltrain.train.trainer import Trainer
-from support.trainer.ranks import zygote
 
+pytestmark = pytest.mark.usefixtures("one_zygote")
 CPU = torch.device("cpu")
 WITHIN_S = 240.0
 """Much longer than workers need to start, because hack/test gives these tests little processor time."""
-
-
-@pytest.fixture(autouse=True)
-def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork all workers from one zygote, as in a pod. ``test_worker_processes`` has ranks with zygotes of their own."""
-    monkeypatch.setattr(forking, "_agents_zygote", lambda count: forking._connected(zygote(), count))
 
 
 class Augmented(Dataset[tuple[torch.Tensor, int]]):

@@ -1,6 +1,7 @@
 """Copying of batches to the rank's device."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -62,16 +63,38 @@ class _Arriving:
 
 
 def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a batch in which ``function`` was applied to every item of nested dicts, lists and tuples.
+    """Return a batch in which ``function`` was applied to every item of nested mappings and sequences.
 
-    An object with a method ``to``, such as a tensor, counts as an item. Tuples become lists, except named tuples.
+    An object with a method ``to``, such as a tensor, counts as an item. A container whose items all stay the same is
+    returned itself. Otherwise the result has a new container of the same type.
     """
     if callable(getattr(batch, "to", None)):  # for example a PackedSequence, which is a tuple
         return function(batch)
-    if isinstance(batch, dict):
-        return {key: _mapped(value, function) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(value, function) for value in batch))
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        return [_mapped(value, function) for value in batch]
-    return function(batch)
+    if isinstance(batch, Mapping):
+        keys, values = list(batch), list(batch.values())
+    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes | bytearray | memoryview | range):
+        keys, values = list(range(len(batch))), list(batch)
+    else:
+        return function(batch)
+    mapped = [_mapped(value, function) for value in values]
+    if all(new is old for new, old in zip(mapped, values, strict=True)):
+        return batch
+    return _like(batch, dict(zip(keys, mapped, strict=True)))
+
+
+def _like(container: Any, items: dict[Any, Any]) -> Any:
+    """Return a container of the same type with other items. ``items``: key or index → item.
+
+    If the type's constructor needs other arguments, return a dict or list, as torch does when it pins memory.
+    """
+    if isinstance(container, MutableMapping | MutableSequence):  # a copy keeps attributes that a subclass has added
+        new = copy.copy(container)
+        for key, item in items.items():
+            new[key] = item
+        return new
+    given = items if isinstance(container, Mapping) else list(items.values())
+    make = getattr(container, "_make", type(container))  # that of a named tuple, or else the constructor
+    try:
+        return make(given)
+    except TypeError:
+        return given

@@ -160,13 +160,15 @@ class Source:
         return not self.ours and not isinstance(self.dataset, tuple)
 
     def make(self, request: Request) -> Any:
-        """Load and return the batch. Raise SampleError with the number of the sample that failed.
+        """Load and return the batch: a list for tensors, and what ``collate`` returns for a ``foreign`` dataset.
+
+        Raise SampleError with the number of the sample that failed.
 
         Loading from a ``foreign`` dataset changes the state of the process's random generators. The context manager
         ``randomness.undisturbed`` restores this state.
         """
         if self.ours:
-            return self.dataset.train(request.indices)
+            return list(self.dataset.train(request.indices))
         if not self.foreign:
             chosen = torch.from_numpy(request.indices)
             return [part[chosen] for part in self.dataset]
