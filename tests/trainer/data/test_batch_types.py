@@ -159,6 +159,27 @@ def test_containers_of_the_dataset_are_not_changed() -> None:
     assert samples[0]["x"].device == CPU
 
 
+class Numbers:
+    """Samples of torch's default dtype."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        return [torch.rand(2), torch.tensor(0.5)]
+
+
+@pytest.mark.parametrize("way", ["rank", "worker"])
+def test_workers_use_the_default_dtype_of_the_script(way: str) -> None:
+    """Otherwise a script in float64 would get float32 as soon as workers take over."""
+    take, device = WAYS[way]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [part.dtype for part in take(Loader(Numbers(), device))] == [torch.float64] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
     "dataset", [(torch.stack(SAMPLES), torch.arange(6)), load_by_name("wine")], ids=["tensors", "ours"]
 )

@@ -27,7 +27,8 @@ class MessageKind(IntEnum):
     """
 
     HELLO = 0
-    """Sent twice at the start: first with ``sys.path``, then with the Source, which contains the dataset."""
+    """Sent twice at the start: first with ``sys.path`` and torch's default dtype, then with the Source, which contains
+    the dataset."""
     MAKE = 1
     """Load a batch. The message contains its Request."""
     FORGET = 2
@@ -89,7 +90,8 @@ def _unpacked(connection: socket.socket) -> Source | None:
     """Receive the dataset from the rank, as a Source. Return None if the rank has closed the connection."""
     if (first := serialization.receive(connection)) is None:
         return None
-    sys.path[:] = first[1]  # set first: unpickling imports the dataset's modules
+    sys.path[:], dtype = first[1]  # set first: unpickling imports the dataset's modules
+    torch.set_default_dtype(dtype)
     if (second := serialization.receive(connection)) is None:
         return None
     source: Source = second[1]

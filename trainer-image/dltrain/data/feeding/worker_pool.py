@@ -12,6 +12,8 @@ import socket
 import sys
 from typing import Any
 
+import torch
+
 from dltrain.data.feeding import serialization
 from dltrain.data.feeding.forking import Child, WorkerForker
 from dltrain.data.feeding.source import Request, Source
@@ -159,7 +161,8 @@ class _Worker:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.child = Child(zygote, ("-m", "dltrain.data.feeding.worker"), theirs.fileno())
-        serialization.send(self.connection, Head(MessageKind.HELLO).packed(), sys.path)
+        settings = sys.path, torch.get_default_dtype()
+        serialization.send(self.connection, Head(MessageKind.HELLO).packed(), settings)
         socket.send_fds(self.connection, [Head(MessageKind.HELLO).packed()], [packed])
 
     def close(self) -> None:
