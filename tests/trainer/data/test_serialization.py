@@ -46,6 +46,27 @@ def test_memory_mapped_files_are_mapped_again_by_the_receiver(tmp_path: Path) ->
     assert isinstance(whole, np.memmap) and np.array_equal(whole, tokens) and part.tolist() == [15, 16]
 
 
+@pytest.mark.parametrize("offset", [0, 40])
+def test_large_views_of_memory_mapped_files_are_mapped_again(offset: int, tmp_path: Path) -> None:
+    """Scripts split a file into a training and a held-out part by slices. Strided views, and batches, are copied."""
+    np.arange(2**20, dtype=np.int32).tofile(tmp_path / "tokens.bin")
+    tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r", offset=offset)
+    train, held_out, odd = tokens[: 2**19], tokens[2**19 + 1 :], tokens[1::2]
+    rows = train.reshape(-1, 128)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        fd = serialization.pack((train, held_out, rows, odd), receivers=1)
+        assert odd.nbytes < os.fstat(fd).st_size < odd.nbytes + 4096
+        socket.send_fds(ours, [b"head"], [fd])
+        os.close(fd)
+        received = (serialization.receive(theirs) or (b"", ()))[1]
+        serialization.send(ours, b"head", train)
+        batch = (serialization.receive(theirs) or (b"", ()))[1]
+    assert batch._mmap is None and batch.flags.writeable and np.array_equal(batch, train)
+    for found, expected in zip(received, (train, held_out, rows, odd), strict=True):
+        assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("content", [
     {"x": torch.arange(12).view(3, 4)[:, ::2], "flag": torch.tensor(True), "none": torch.empty(0, 3)},
     [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(3, 4).t(), torch.ones(1).expand(2, 3)],

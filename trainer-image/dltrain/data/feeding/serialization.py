@@ -23,6 +23,11 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 64
+_MAPPED_NBYTES = 2**20
+"""Minimum size of a view of a memory-mapped file from which the receiver maps the file again instead of a copy.
+
+A process may have some 65,000 mappings, and a dataset may consist of many small views.
+"""
 _WRITE_NBYTES = 2**30
 """Maximum number of bytes per write(2). The system call accepts less than 2^31."""
 
@@ -90,10 +95,14 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    maps_views = False
+    """True to map the file of a large view of a numpy.memmap again. Otherwise the view is copied."""
+
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.memmap and _of_a_file(obj):  # may be larger than the memory, so the receiver maps the file
+        # A mapped file may be larger than the memory, so the receiver maps it again.
+        if type(obj) is np.memmap and _of_a_file(obj, views=self.maps_views):
             layout, mode = "C" if obj.flags.c_contiguous else "F", "r" if obj.mode == "r" else "r+"
-            return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, layout)
+            return _mapped, (str(obj.filename), obj.dtype, mode, _position(obj), obj.shape, layout)
         plain = type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel()
         if plain and not (obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg()):
             # Preserve the memory format (such as channels_last). The choice of kernels, and therefore the last bits of
@@ -108,14 +117,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return super().reducer_override(obj)
 
 
-def _of_a_file(array: Any) -> bool:
+def _of_a_file(array: Any, *, views: bool) -> bool:
     """Return True if a numpy.memmap can be mapped again from its file.
 
-    The array must be the mapping itself and not a view of it. It must not be copy-on-write, because its changes would
-    be missing in the file.
+    The array must be the mapping itself or, with ``views``, a large contiguous view of it. It must not be
+    copy-on-write, because its changes would be missing in the file.
     """
-    whole = isinstance(array.base, mmap.mmap) and array.mode in ("r", "r+", "w+")
-    return whole and array.filename is not None and Path(array.filename).exists()
+    if array._mmap is None or array.mode not in ("r", "r+", "w+"):  # the first: a copy
+        return False
+    large = views and array.nbytes >= _MAPPED_NBYTES and (array.flags.c_contiguous or array.flags.f_contiguous)
+    whole = isinstance(array.base, mmap.mmap)
+    return (whole or large) and array.filename is not None and Path(array.filename).exists()
+
+
+def _position(array: Any) -> int:
+    """Return the byte in its file at which a numpy.memmap, or a view of it, begins."""
+    mapping = np.frombuffer(array._mmap, np.uint8)
+    begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # where numpy lets the mapping begin
+    return int(begin + array.ctypes.data - mapping.ctypes.data)
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], back: list[int]) -> Tensor:
@@ -134,7 +153,10 @@ def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> No
     """
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()
-    _Pickler(skeleton, protocol=5, buffer_callback=buffers.append).dump(content)
+    pickler = _Pickler(skeleton, protocol=5, buffer_callback=buffers.append)
+    # A dataset may consist of parts of a large file. A batch is copied, so that the sender reads it from the disk.
+    pickler.maps_views = receivers > 0
+    pickler.dump(content)
     parts = [skeleton.getbuffer(), *(buffer.raw() for buffer in buffers)]
     needed = (
         sum(part.nbytes for part in parts) + receivers * parts[0].nbytes
