@@ -293,6 +293,16 @@ class Stream(IterableDataset[int]):
         ((torch.zeros(9, 2), [0] * 9), {}, r"found a tuple of Tensor, list; expected a tuple of tensors or arrays"),
         (((torch.zeros(2), 0), (torch.zeros(2), 1)), {}, r"found a tuple of tuple; .*call t.loader\(list\(samples\)\)"),
         ((np.zeros((9, 2)), [0] * 9), {}, "found a tuple of ndarray, list; expected a tuple of tensors"),
+        (
+            (torch.zeros(3), torch.tensor(1)),
+            {},
+            r"dataset: found a tensor of shape \(\); expected a row for each sample",
+        ),
+        (
+            {"train": Augmented(), "test": Augmented()},
+            {},
+            r"dataset: found a dict with the keys 'train', 'test'; expected a dataset of samples 0, 1",
+        ),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (
             DataLoader(Augmented()),

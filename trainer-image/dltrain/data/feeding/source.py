@@ -125,6 +125,11 @@ class Source:
         if self.ours:
             self.samples: int = dataset.train_samples
         elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
+            if any(not part.dim() for part in dataset):
+                raise MisuseError(
+                    "dataset: found a tensor of shape (); expected a row for each sample in every tensor of the tuple. "
+                    "Repeat the value for all samples, or use it in the loop"
+                )
             lengths = {len(part) for part in dataset}
             if len(lengths) != 1:
                 raise MisuseError(
@@ -137,6 +142,12 @@ class Source:
             raise MisuseError(
                 f"dataset: found a tuple of {kinds}; expected a tuple of tensors or arrays with one sample "
                 "per row. Convert lists with torch.tensor. If each item is a sample, call t.loader(list(samples))"
+            )
+        elif isinstance(dataset, dict) and dataset and 0 not in dataset:
+            keys = ", ".join(map(repr, list(dataset)[:4])) + (", …" if len(dataset) > 4 else "")
+            raise MisuseError(
+                f"dataset: found a {type(dataset).__name__} with the keys {keys}; expected a dataset of samples 0, 1, "
+                "…. Pass one of its values, such as dataset['train'], or a tuple of its tensors"
             )
         elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             self.samples = len(dataset)
