@@ -26,9 +26,9 @@ class Kind:
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root + self.api_version]
         if self.namespaced and namespace:
-            parts += ["namespaces", quote(namespace)]
+            parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
-        parts += [quote(part) for part in (name, subresource) if part]
+        parts += [quote(part, safe="") for part in (name, subresource) if part]
         return "/".join(parts)
 
     def watched_in(self, namespaces: Sequence[str], *, all_pods: bool) -> Sequence[str | None]:
