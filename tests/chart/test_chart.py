@@ -87,6 +87,26 @@ def test_priority_classes_have_different_names_in_a_namespace_with_a_long_name()
     assert env["DLJOB_PROBE_PRIORITY_CLASS"] == names[-1000]
 
 
+@pytest.mark.parametrize("way", ["monitored", "one namespace", "two namespaces", "brought along"])
+def test_names_of_digits_are_texts(way: str) -> None:
+    """Regression: the API server rejected the objects of a release, or in a namespace, with such a name."""
+    values = {**WAYS[way], "nameOverride": "7", "fullnameOverride": "trainer"}
+    for manifest in render(values, release="2024", namespace="123"):
+        if manifest["apiVersion"] != PROMETHEUS_OPERATOR:
+            assert_valid(manifest)
+        metadata = manifest["metadata"]
+        texts = [metadata["name"], metadata.get("namespace", ""), *metadata["labels"].values()]
+        assert all(isinstance(text, str) for text in texts), metadata
+
+
+def test_large_numbers_are_integers() -> None:
+    """Regression: the chart wrote a million as 1e+06, which is no integer."""
+    monitor = {"metrics": {"podMonitor": {"enabled": True, "sampleLimit": 1_000_000}}}
+    assert repr(one(render(monitor), "PodMonitor")["spec"]["sampleLimit"]) == "1000000"
+    pod = one(render({"terminationGracePeriodSeconds": 1_000_000}), "Deployment")["spec"]["template"]["spec"]
+    assert repr(pod["terminationGracePeriodSeconds"]) == "1000000"
+
+
 def test_defaults_are_secure() -> None:
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

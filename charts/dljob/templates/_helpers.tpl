@@ -21,8 +21,8 @@ each manages jobs in some namespaces only.
 {{- end -}}
 
 {{- define "dljob.selector" -}}
-app.kubernetes.io/name: {{ include "dljob.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "dljob.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 

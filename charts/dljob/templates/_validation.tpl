@@ -3,6 +3,16 @@ Fail for values that the operator would reject at its start, if they depend on e
 The operator checks all of them again, for those who set its environment without this chart.
 */}}
 {{- define "dljob.validate" -}}
+{{- /* Values that releases after 0.2.0 have added; with --reuse-values, Helm leaves them without a default. */}}
+{{- range $path := list "autoscaling" "gangScheduling" "kueue" "nodeFaults" "nodes" "operator.countAllPods" "operator.progressWritesPerSecond" "preemption" "priorityClass" "probes" "queue" "tasks" }}
+{{- $section := $.Values }}
+{{- if contains "." $path }}
+{{- $section = index $.Values (splitList "." $path | first) }}
+{{- end }}
+{{- if not (hasKey $section (splitList "." $path | last)) }}
+{{- fail (printf "%s: found no value; expected one, at least the default of this chart. Upgrade with --reset-then-reuse-values in place of --reuse-values, which keeps the defaults of the earlier chart, and remove null." $path) }}
+{{- end }}
+{{- end }}
 {{- $defaults := .Values.jobDefaults | default dict }}
 {{- $carbon := ($defaults.energy | default dict).carbon | default dict }}
 {{- if and (hasKey $carbon "gramsPerKwh") (hasKey $carbon "gramsPerKwhByHour") }}

@@ -163,7 +163,7 @@ class NetworkDefaults(ApiModel):
     @classmethod
     def _is_a_quantity(cls, value: str | None) -> str | None:
         if value is not None and quantity(value) <= 0:
-            raise ValueError(f"bandwidth: found {value!r}; expected more than 0. Give bytes per second, such as 250M")
+            raise ValueError(f"found {value!r}; expected more than 0. Give bytes per second, such as 250M")
         return value
 
 

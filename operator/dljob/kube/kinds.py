@@ -26,9 +26,9 @@ class Kind:
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root + self.api_version]
         if self.namespaced and namespace:
-            parts += ["namespaces", quote(namespace)]
+            parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
-        parts += [quote(part) for part in (name, subresource) if part]
+        parts += [quote(part, safe="") for part in (name, subresource) if part]
         return "/".join(parts)
 
     def watched_in(self, namespaces: Sequence[str], *, all_pods: bool) -> Sequence[str | None]:
@@ -57,7 +57,7 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD_GROUPS = tuple(Kind(version, *kind_of(version)) for versions in API_VERSIONS.values() for version in versions)
-STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False, optional=True)
 VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False, optional=True)
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 """The Workload of Kueue, in the oldest version that the operator knows.

@@ -1,6 +1,4 @@
-"""REST calls to the API server, without writes of an operator that is not the leader (``may_write``).
-
-Each call has a time limit and is retried after temporary errors."""
+"""REST calls to the API server with time limits and retries. An operator writes only as the leader (``may_write``)."""
 
 import asyncio
 import json
@@ -77,6 +75,8 @@ class Api:
         self._requested = requested or (lambda verb, resource, code, seconds: None)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
+        if not name:  # The API server would return the list of all objects.
+            raise ApiError(404, "NotFound", f"{kind.plural} with an empty name not found")
         return await self._call("get", "GET", kind, kind.path(namespace, name))
 
     async def metadata_of(self, kind: Kind, namespace: str | None, name: str) -> Body:

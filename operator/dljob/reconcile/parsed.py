@@ -200,13 +200,17 @@ def _memory_to_try(
 def _refused_ranks(accepted: StoredPlan | None, report: Report | None, digest: str | None) -> frozenset[int]:
     """Return the value of ``ParsedJob.refused_ranks``. ``digest``: of the job's spec, which may change the script.
 
-    The report may still be of the plan before the current one, if that was made for the same spec.
+    The plan has those that its predecessors for the same spec had. The report has those of its plan, which may still be
+    the one before the current one.
     """
-    if accepted is None or report is None or accepted.spec_digest != digest:
+    if accepted is None or accepted.spec_digest != digest:
         return frozenset()
+    stored = frozenset(accepted.refused_ranks or ())
+    if report is None:
+        return stored
     older = accepted.plan.number - report.plan_number
     known = older == 0 or (older == 1 and accepted.replans > 0)
-    return frozenset(size.ranks for size in report.refused_sizes) if known else frozenset()
+    return stored.union(size.ranks for size in report.refused_sizes) if known else stored
 
 
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:

@@ -26,7 +26,7 @@ from dljob.job.task.suggestion import (
     printable,
 )
 from dljob.suggest.bounded_trial import Judge
-from dljob.suggest.errors import DataError
+from dljob.suggest.errors import DataError, permission_checked
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
@@ -184,6 +184,7 @@ def _seconds(value: float) -> float:
     return round(max(0.0, value), 3)
 
 
+@permission_checked()
 def _check_form(question: Question) -> None:
     """Raise DataError if there is no data, or data of a form that a job with a task cannot read."""
     path, tabular = question.data, question.task in (TaskType.TABULAR_CLASSIFICATION, TaskType.TABULAR_REGRESSION)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dljob.suggest.errors import DataError
+from dljob.suggest.errors import DataError, permission_checked
 from dljob.suggest.inspection.columns import MISSING, Kind, inspect_column
 from dljob.suggest.inspection.images import ImageFacts, inspect_images
 from dljob.suggest.inspection.table import TableFacts, inspect_table
@@ -99,6 +99,7 @@ class Subject:
     """A file that the project keeps a copy of; None: the project reads the data where it is."""
 
 
+@permission_checked()
 def read_subject(options: Options) -> Subject:
     """Return the data of ``options`` with its facts. Raise DataError if it has to be corrected."""
     path, suffix = options.data, options.data.suffix.lower()
@@ -125,7 +126,8 @@ def read_subject(options: Options) -> Subject:
         return _of_texts(options, read_file(path, options.encoding), None)
     if options.task == IMAGE_CLASSIFICATION:
         raise DataError(
-            f"{path}: found a file; expected a folder with a folder for each class, a .tar archive, or an .npz file."
+            f"{path}: found a file; expected a folder with a folder for each class, a .tar archive, or an .npz file. "
+            "Unpack other archives, such as .zip, into a folder."
         )
     if suffix not in SUFFIXES:
         raise DataError(
@@ -316,6 +318,7 @@ def _of_images(options: Options, images: Images) -> Subject:
     facts = inspect_images(images)
     samples = facts.images if facts.test_images else round(0.8 * facts.images)
     memory = PIXEL_NBYTES * (images.x.nbytes + (images.x_test.nbytes if images.x_test is not None else 0))
+    memory += 0 if options.copies else images.held_nbytes
     source = render.Source(options.final(images.path), None, options.dataset_uri, samples, images.x[0].nbytes, memory)
     return Subject(
         facts,

@@ -61,7 +61,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     project = subject.project(settings, limit_s)
     for name, text in (project if judged is None else with_baseline(project, judged)).items():
-        (folder / name).write_text(text, encoding="utf-8")
+        # The path of the data in the README may have bytes that are not UTF-8. Scripts have it escaped.
+        (folder / name).write_text(text, encoding="utf-8", errors="replace")
     if subject.copied is not None and subject.arrays is None:
         shutil.copyfile(subject.copied, folder / subject.copied.name)
     if subject.arrays is not None:

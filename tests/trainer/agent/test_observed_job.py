@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, Report, RunPhase, Until
+from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, RefusedSize, Report, RunPhase, Until
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Lost, Received
 from dltrain.agent.coordinator.observed_job import ObservedJob
@@ -122,6 +122,27 @@ def test_report_has_the_memory_of_the_pod_that_needed_the_most(tmp_path: Path) -
     assert make_job(tmp_path, larger, later)._report().pod_memory is None, "it was another plan"
     job.adopt(larger)
     assert job._report().pod_memory is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [({"steps": 7}, (1, 2)), ({"global_batch": 240}, ()), ({"model": {"name": "another"}}, ())],
+    ids=["the same script", "another batch", "another model"],
+)
+def test_numbers_of_ranks_that_the_script_refuses_outlive_the_plan(
+    job: ObservedJob, changes: dict[str, Any], known: tuple[int, ...]
+) -> None:
+    """Regression: with another layout, the job tried each of them again when it lost pods."""
+    job.ledger.refused_sizes = tuple(RefusedSize(ranks=ranks, message="ValueError") for ranks in (1, 2))
+    model = job.plan.model.model_copy(update=changes.get("model", {}))
+    job.adopt(job.plan.model_copy(update={**changes, "model": model}))
+    assert tuple(size.ranks for size in job._report().refused_sizes) == known
+
+
+def test_smaller_plan_has_no_refused_numbers_beyond_its_own(job: ObservedJob) -> None:
+    job.ledger.refused_sizes = tuple(RefusedSize(ranks=ranks, message="ValueError") for ranks in (1, 2))
+    job.adopt(job.plan.model_copy(update={"ranks": job.plan.ranks[:2]}))
+    assert tuple(size.ranks for size in job._report().refused_sizes) == (1,)
 
 
 def test_absurd_memory_is_not_reported(job: ObservedJob) -> None:

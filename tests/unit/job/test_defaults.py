@@ -1,5 +1,6 @@
 """Laws of the administrator's defaults: the job's own values win, and empty defaults change nothing."""
 
+import re
 from typing import Any
 
 import pytest
@@ -250,5 +251,6 @@ def test_spot_nodes_and_topology() -> None:
     ],
 )
 def test_wrong_spot_nodes_and_topology_are_rejected(document: dict[str, object], field: str) -> None:
-    with pytest.raises(ValueError, match=field):
+    """Fixed bug: the message about a bandwidth of 0 named the field ``…betweenZones.bandwidth.bandwidth``."""
+    with pytest.raises(ValueError, match=rf"^jobDefaults\.{re.escape(field)}: found "):
         parse_defaults(document)

@@ -14,6 +14,7 @@ from aiohttp import web
 from dljob.kube import Api, ApiError, Cache, kinds
 from dljob.kube.kinds import (
     CONFIG_MAP,
+    DLJOB,
     LIMIT_RANGE,
     POD,
     PRIORITY_CLASS,
@@ -25,6 +26,7 @@ from dljob.kube.kinds import (
 from dljob.kube.watch import Reflector, reflector
 from dljob.kube.watch.permission import EFFECTS
 from dljob.kube.watch.reflector import SILENCE_S
+from support.manifests.watched import dljob
 from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
@@ -113,6 +115,7 @@ def test_deep_object_in_a_watch_does_not_end_it() -> None:
         (LIMIT_RANGE, 403, True),
         (PRIORITY_CLASS, 403, True),
         (VOLUME, 403, True),
+        (STORAGE_CLASS, 403, True),
         (POD, 403, False),
         (QUOTA, 500, False),
     ],
@@ -138,6 +141,25 @@ def test_operator_starts_without_permission_to_read_what_it_can_do_without(kind:
 
     asked = asyncio.Event()
     assert asyncio.run(main()) == synced
+
+
+def test_storage_classes_are_unknown_until_the_operator_may_list_them() -> None:
+    """Regression: an operator without this permission stayed unready. An empty list would mean that there are none."""
+
+    async def body() -> list[Any]:
+        cache = Cache()
+        cache.put(DLJOB, dljob())
+        observer = Reflector(Guarded("list", 0.0), cache, STORAGE_CLASS, None, "", lambda *_: None, lambda _: None)
+        task, found = asyncio.create_task(observer.run()), []
+        for wait_s in (60, 2 * 3600):
+            await asyncio.sleep(wait_s)
+            observed = cache.observe(("ns", "digits"))
+            assert observed is not None
+            found.append((observer.synced.is_set(), observed.classes))
+        task.cancel()
+        return found
+
+    assert run(body()) == [(True, None), (True, ())]
 
 
 class Guarded(Api):

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.reading.archive import is_archive, read_archives
+from dljob.suggest.subject import Options, read_subject
 
 
 def picture(value: int) -> bytes:
@@ -87,6 +89,22 @@ def test_broken_sample_is_named(tmp_path: Path, files: dict[str, bytes], expecte
         read_archives(write(tmp_path / "a.tar", files))
     assert expected in str(error.value)
     assert "a.tar" in str(error.value)
+
+
+def test_memory_of_the_training_has_room_for_the_files_of_archives(tmp_path: Path) -> None:
+    """Regression: ranks of a job with spec.task ended with OOMKilled, because they hold all files while they decode."""
+    for name in ("train-0.tar", "train-1.tar"):
+        write(tmp_path / name, samples("cls") | {f"notes-{i}.txt": bytes(3_000_000) for i in range(2)})
+    options = Options(tmp_path, "image-classification", copies=False)
+    held = [read_subject(replace(options, copies=copies)).source.memory_nbytes for copies in (False, True)]
+    images, labels = sum(len(picture(i)) for i in range(12)), 12 * len("c0")
+    assert held[0] - held[1] == images + 6_000_000 + images + labels
+
+
+def test_other_archives_have_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "pictures.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match=r"expected a folder .*\. Unpack other archives, such as \.zip"):
+        read_subject(Options(tmp_path / "pictures.zip", "image-classification"))
 
 
 def test_file_that_is_no_archive(tmp_path: Path) -> None:

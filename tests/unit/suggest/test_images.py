@@ -1,5 +1,6 @@
 """Traps in images: other sizes and modes give a model; an image that cannot be decoded is named."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from PIL import Image
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.images import inspect_images
-from dljob.suggest.reading.images import images_of_arrays, read_arrays, read_folder
+from dljob.suggest.reading.images import Images, images_of_arrays, read_arrays, read_folder
 
 
 def folder(path: Path, count: int = 8, mode: str = "RGB", side: int = 16) -> Path:
@@ -63,7 +64,7 @@ class TestFolder:
     def test_a_folder_around_the_folders_of_classes_is_named(self, tmp_path: Path) -> None:
         """Archives often unpack to one: the error asked for other folders instead."""
         folder(tmp_path / "data" / "train")
-        with pytest.raises(DataError, match=r"found 1 folders with images.* Pass .*data/train, which has such folders"):
+        with pytest.raises(DataError, match=r"found 1 folder with images.* Pass .*data/train, which has such folders"):
             read_folder(tmp_path / "data")
 
     def test_a_class_of_one_image_is_found(self, tmp_path: Path) -> None:
@@ -105,6 +106,19 @@ class TestFolder:
         images = read_folder(tmp_path)
         assert images.parts == ("train", "val")
         assert images.notes == ("6 images in test are left out: they are not in a folder for each class.",)
+
+
+def test_inspection_needs_little_memory_beside_the_images() -> None:
+    """Regression: it held a copy of all images, so that the pod of a job with many ended with OOMKilled."""
+    x = np.random.default_rng(1).integers(0, 255, (1000, 64, 64, 3), dtype=np.uint8)
+    images = Images(Path("a"), x, np.arange(1000) % 2, ("a", "b"))
+    tracemalloc.start()
+    try:
+        inspect_images(images)
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < x.nbytes / 10
 
 
 class TestArrays:

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import csv
+import errno
 import itertools
 import json
 import math
@@ -56,6 +57,21 @@ def test_parquet_without_its_package_names_what_helps_in_a_cluster(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "people.parquet").write_bytes(b"PAR1")
     assert "an image of dljob, which has it, or convert the file to CSV" in error(tmp_path / "people.parquet")
+
+
+@pytest.mark.parametrize("method", ["exists", "iterdir", "open"])
+def test_data_that_the_user_of_the_pod_may_not_read_is_an_error(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the pod ended with a traceback, and Kubernetes started it again and again until its deadline."""
+    data = tmp_path if method == "iterdir" else people(tmp_path / "people.csv")
+
+    def refuse(path: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, method, refuse)
+    task = TaskType.IMAGE_CLASSIFICATION if method == "iterdir" else TaskType.TABULAR_CLASSIFICATION
+    assert "found" in (text := error(data, task)) and "expected" in text
 
 
 def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Ledger:
         self.checkpoints_skipped = 0
         self.startup = StartupMarks()
         self.refused_sizes: tuple[RefusedSize, ...] = ()
-        """Numbers of ranks with which an elastic script failed. With these, it is not launched again for this plan."""
+        """Numbers of ranks with which an elastic script failed. It is not launched with these again."""
         self._structure: Structure | None = None
         self.pod_memory: PodMemory | None = None
         """The most memory that a pod has needed with ``plan``, in all attempts; None: unknown."""

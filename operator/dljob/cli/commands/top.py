@@ -1,6 +1,7 @@
 """``dljob top``: show all jobs with measured and predicted step time."""
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -48,9 +49,9 @@ def run(given: argparse.Namespace) -> int:
     seconds.check(given, "interval", zero=False)
     namespace = None if given.all_namespaces else given.namespace or remote.default_namespace()
     jobs = remote.reach(lambda api: _jobs(api, namespace))
+    clear = "\x1b[H\x1b[2J" if given.watch and sys.stdout.isatty() else ""
     while True:
-        if given.watch:
-            print("\x1b[H\x1b[2J", end="")
+        print(end=clear)
         where = "any namespace" if namespace is None else f"namespace {namespace}"
         print("\n".join(lines(jobs, namespace is None, given.rates)) if jobs else f"no DLJobs in {where}", flush=True)
         if not given.watch:

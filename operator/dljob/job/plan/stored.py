@@ -40,6 +40,9 @@ MAX_AMOUNT = 2**63 - 1
 MAX_AVOIDED = 200
 """Maximum number of nodes that the pods of a plan avoid."""
 
+MAX_REFUSED_RANKS = 4 * dlcontract.MAX_REFUSED_SIZES
+"""Maximum number of stored numbers of ranks on which a script failed."""
+
 
 class StoredPlan(BaseModel):
     """The accepted plan of a job: the trainer's plan, its status, and what the operator needs in addition.
@@ -87,6 +90,13 @@ class StoredPlan(BaseModel):
             "plan with it took longer than predicted."
         ),
     ] = False
+    refused_ranks: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31)], ...] | None,
+        Field(
+            max_length=MAX_REFUSED_RANKS,
+            description="Numbers of ranks on which the job's script failed, with earlier plans of this spec.",
+        ),
+    ] = None
     warning: str | None = None
     defaults: Annotated[
         JobDefaults | None,

@@ -118,6 +118,8 @@ class Cache:
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         claims, classes, volumes = (self._stores[kind.plural] for kind in (CLAIM, STORAGE_CLASS, VOLUME))
         self._storage = storage.CachedStorage(claims.entries, claims.by_namespace, classes.entries, volumes.entries)
+        self.unreadable = set[Kind]()
+        """Kinds that the operator may not list, and has not listed since it started. ``prune`` removes a kind."""
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self.touched, self.plans = TouchedJobs(), StoredPlans()
@@ -243,6 +245,7 @@ class Cache:
         ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Objects with a newer
         version are not removed; None: nothing is removed. ``namespace``: namespace of the list; None: all.
         """
+        self.unreadable.discard(kind)
         uids, store, newest = set(present), self._stores[kind.plural], -1 if before is None else before
         gone = [
             key
@@ -350,7 +353,7 @@ class Cache:
             sets=sets,
             pods=tuple(pods),
             claims=claims,
-            classes=self._storage.classes(),
+            classes=None if STORAGE_CLASS in self.unreadable else self._storage.classes(),
             volumes=self._storage.volumes(claims.values()),
             report=report.report,
             report_problem=report.report_problem,

@@ -7,13 +7,25 @@ every few seconds, because nothing tells it that the permission is back.
 import logging
 
 from dljob.kube.answers import ApiError
-from dljob.kube.kinds import DLJOB, LIMIT_RANGE, PRIORITY_CLASS, PROVISIONING_REQUEST, QUOTA, VOLUME, Kind
+from dljob.kube.kinds import (
+    DLJOB,
+    LIMIT_RANGE,
+    PRIORITY_CLASS,
+    PROVISIONING_REQUEST,
+    QUOTA,
+    STORAGE_CLASS,
+    VOLUME,
+    Kind,
+)
 
 log = logging.getLogger("dljob.kube.watch")
 
 EFFECTS = {
     DLJOB: "the jobs there are not managed, and an operator that watches no other namespace cannot start. "
     "If the namespace no longer exists, remove it from the chart value watchNamespaces",
+    STORAGE_CLASS: "a checkpoint volume whose class is missing is reported only when its claim has failed, plans may "
+    "use nodes outside the topologies of a class, and new claims are ReadWriteMany only where the spec or the plan "
+    "says so",
     VOLUME: "plans may use nodes that cannot mount the volumes of a job, so that its pods stay pending",
     PRIORITY_CLASS: "jobs wait in the queue by the priorities that were last read, or 0",
     QUOTA: "plans may exceed ResourceQuotas, so that the API server rejects pods",

@@ -138,7 +138,8 @@ class Reflector:
                     log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
                     version = ""
-                if error.forbidden and self.kind.optional:
+                if error.forbidden and self.kind.optional and not self.synced.is_set():
+                    self._cache.unreadable.add(self.kind)
                     self.synced.set()
                 await asyncio.sleep(delay_s)
 

@@ -15,7 +15,7 @@ from dljob.job.plan.grace import assumed_bandwidth, too_short
 from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
-from dljob.job.plan.stored import StoredPlan
+from dljob.job.plan.stored import MAX_REFUSED_RANKS, StoredPlan
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
@@ -236,6 +236,7 @@ def _attempt(
         spec=planned_fields(parsed.own_spec),
         resizes=0,
         splitting_disabled=splitting_disabled,
+        refused_ranks=tuple(sorted(parsed.refused_ranks))[:MAX_REFUSED_RANKS] or None,
         warning="; ".join(filter(None, (decision.warning, short, assumed, only))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),

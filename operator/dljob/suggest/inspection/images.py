@@ -1,8 +1,10 @@
 """Inspect images: classes, imbalance, duplicates within and between the parts, constant images."""
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.target import RARE, single_findings
@@ -30,12 +32,17 @@ class ImageFacts:
         return min(self.classes.values()) < RARE * self.images / len(self.classes)
 
 
+def _digests(x: NDArray[np.uint8]) -> list[bytes]:
+    """Return a digest of each image. Equal images have equal ones, which take less memory than the images."""
+    return [hashlib.sha256(image.tobytes()).digest() for image in x]
+
+
 def inspect_images(images: Images) -> ImageFacts:
     """Return the facts about images. Raise DataError if the test part only repeats training images."""
     findings = list(images.notes)
     counts = np.bincount(images.y, minlength=len(images.classes))
     classes = {name: int(count) for name, count in zip(images.classes, counts, strict=True)}
-    own = [image.tobytes() for image in images.x]
+    own = _digests(images.x)
     labels: dict[bytes, int] = {}
     conflicts = 0
     for image, label in zip(own, images.y.tolist(), strict=True):
@@ -57,7 +64,7 @@ def inspect_images(images: Images) -> ImageFacts:
         findings.append(f"{counted(constant, 'image has', 'images have')} one colour only.")
     test_images = 0
     if images.x_test is not None:
-        test_images = sum(image.tobytes() not in labels for image in images.x_test)
+        test_images = sum(digest not in labels for digest in _digests(images.x_test))
         if not test_images:
             raise DataError(
                 f"{images.path}: found a test part of {len(images.x_test)} images that all repeat training images; "

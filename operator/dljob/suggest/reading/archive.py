@@ -4,7 +4,7 @@ import json
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -36,12 +36,15 @@ def read_archives(path: Path, side: int | None = None) -> Images:
     test_shards = [shard for shard in shards if shard.name.lower().startswith(("test", "val"))]
     files: dict[str, list[ImageFile]] = {}
     test_files: dict[str, list[ImageFile]] = {}
-    nbytes = 0
+    nbytes = held_nbytes = 0
     for shard in shards:
-        for label, key, file in _samples(shard, MAX_NBYTES - nbytes):
+        members = _members(shard, MAX_NBYTES - nbytes)
+        held_nbytes = max(held_nbytes, nbytes + sum(len(file) for parts in members.values() for file in parts.values()))
+        for label, key, file in _samples(shard, members):
             own = test_files if shard in test_shards or in_test_folder(key) else files
             nbytes += len(file.content) if isinstance(file.content, bytes) else 0
             own.setdefault(label, []).append(file)
+        members.clear()  # Only its images stay in memory while the next archive is read.
     if not files:
         files, test_files = test_files, {}
     if len(files) < 2:
@@ -50,7 +53,7 @@ def read_archives(path: Path, side: int | None = None) -> Images:
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(f"{path}: found the class {unknown[0]!r} in the test part only; expected it in both parts.")
-    return replace(decoded_images(path, files, test_files, side), form=ARCHIVE)
+    return replace(decoded_images(path, files, test_files, side), form=ARCHIVE, held_nbytes=held_nbytes)
 
 
 def in_test_folder(key: str) -> bool:
@@ -58,11 +61,10 @@ def in_test_folder(key: str) -> bool:
     return PurePosixPath(key).parent.parent.name.lower() in PARTS[1]
 
 
-def _samples(shard: Path, most_nbytes: int) -> Iterator[tuple[str, str, ImageFile]]:
-    """Yield class, key and image of each sample of an archive.
+def _members(shard: Path, most_nbytes: int) -> dict[str, dict[str, bytes]]:
+    """Return key → extension → content of the files of an archive. Their names are equal up to the first dot.
 
-    Images whose names are equal up to the first dot are one sample, unless only their folder says the class. Raise
-    DataError before more than ``most_nbytes`` are in memory.
+    Raise DataError for another file, and before more than ``most_nbytes`` are in memory.
     """
     members: dict[str, dict[str, bytes]] = {}
     try:
@@ -88,6 +90,14 @@ def _samples(shard: Path, most_nbytes: int) -> Iterator[tuple[str, str, ImageFil
         ) from None
     if not members:
         raise DataError(f"{shard}: found an archive without files; expected images with their classes. Write it again.")
+    return members
+
+
+def _samples(shard: Path, members: Mapping[str, dict[str, bytes]]) -> Iterator[tuple[str, str, ImageFile]]:
+    """Yield class, key and image of each sample of an archive with the files ``members``.
+
+    Images of one key are one sample, unless only their folder says the class.
+    """
     for key, parts in members.items():
         images = [name for name in parts if f".{name.rpartition('.')[2]}" in SUFFIXES]
         for image in images[:1] if {*LABELS, "json"} & set(parts) else images:

@@ -57,6 +57,8 @@ class Images:
     """Names of the folders of the training part and the test part in ``path``; empty without them."""
     grey_bits: int = 16
     """Bits of the grey values in images of more than 8 bits, of which the upper 8 are read."""
+    held_nbytes: int = 0
+    """Bytes of the files of archives that are in memory together while their images are decoded."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return name → array of the file from which the project reads the images."""
@@ -82,8 +84,8 @@ def read_folder(path: Path, side: int | None = None) -> Images:
         inner = [path / name for name in files if len(_files(path / name)) > 1]
         remedy = f"Pass {inner[0]}, which has such folders." if inner else "Sort the images into folders."
         raise DataError(
-            f"{path}: found {len(files)} folders with images; expected a folder for each of at least two classes, such "
-            f"as {path}/cat and {path}/dog. {remedy}"
+            f"{path}: found {counted(len(files), 'folder', 'folders')} with images; expected a folder for each of at "
+            f"least two classes, such as {path}/cat and {path}/dog. {remedy}"
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(

@@ -10,7 +10,7 @@ from dljob.cli import main, remote
 from dljob.cli.commands import run
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import DLJOB
-from dljob.sdk import Client, DLJobError, requests
+from dljob.sdk import Client, DLJobError, JobNotFoundError, requests
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api
 from support.specs.small_specs import JOB
 
@@ -31,6 +31,21 @@ def test_unusable_certificates_are_named(
     assert capsys.readouterr().err.startswith("dljob: kubeconfig: found unusable certificates or keys (")
     with Client() as client, pytest.raises(DLJobError, match="kubeconfig: found unusable certificates or keys"):
         client.jobs()
+
+
+@pytest.mark.parametrize("name", ["", "team/digits", "digits/status"])
+def test_what_is_no_name_of_a_job_is_no_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the API server answered with the list of all jobs, or with the status of another one."""
+    with threaded_api(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        for command in (["logs", name], ["report", name], ["get-model", name, str(tmp_path / "model")]):
+            assert main(command) == 2
+            shown = capsys.readouterr().err
+            assert "found no DLJob" in shown and name in shown
+        with Client() as client, pytest.raises(JobNotFoundError):
+            client.job(name)
 
 
 class TestFollowing:
@@ -170,6 +185,7 @@ class TestFollowing:
             assert main(["top", "--watch"]) == 130
         shown = capsys.readouterr()
         assert shown.out.count("no DLJobs in namespace team-a") == 2 and not errors
+        assert "\x1b" not in shown.out, "only a terminal is cleared"
         assert shown.err == "dljob: the API server does not answer (restarting); the table is out of date\n"
 
     @pytest.mark.parametrize(("code", "patience_s"), [(403, 600.0), (503, -1.0)])

@@ -210,3 +210,15 @@ class TestArrays:
         (tmp_path / "a.npz").write_bytes(raw)
         with pytest.raises(DataError, match=r"no readable \.npz"):
             read_arrays(tmp_path / "a.npz")
+
+
+def test_path_with_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
+    """Regression: the command ended with a traceback when it wrote the path into the README."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    rows = "".join(f"{i * 7 % 5},{i % 3},{i % 2}\n" for i in range(40))
+    (folder / "data.csv").write_text(f"a,b,y\n{rows}", encoding="utf-8")
+    project = tmp_path / "project"
+    assert main(["suggest", str(folder / "data.csv"), "--write", str(project), "--no-baseline"]) == 0
+    assert "caf?/data.csv" in (project / "README.md").read_text(encoding="utf-8")
+    assert r"caf\udce9/data.csv" in "".join(each.read_text(encoding="utf-8") for each in project.glob("*.py"))

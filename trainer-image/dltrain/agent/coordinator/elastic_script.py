@@ -7,6 +7,7 @@ a checkpoint.
 
 import asyncio
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from dlcontract import Failure, Plan, RefusedSize, reasons
@@ -52,6 +53,16 @@ def refusal(attempt: Attempt, whole: Plan, failure: Failure, *, saved: bool) -> 
     last_line = failure.log_tail.strip().rpartition("\n")[2]
     text = failure.message if not last_line or last_line in failure.message else f"{failure.message}: {last_line}"
     return RefusedSize(ranks=size, message=text[:1024])
+
+
+def still_refused(sizes: Iterable[RefusedSize], before: Plan, plan: Plan) -> tuple[RefusedSize, ...]:
+    """Return which of the numbers of ranks that a script refused under the plan ``before`` it refuses under ``plan``.
+
+    None if the script or its batch has changed, and otherwise those that are fewer than planned.
+    """
+    if (before.model, before.global_batch) != (plan.model, plan.global_batch):
+        return ()
+    return tuple(size for size in sizes if size.ranks < len(plan.ranks))
 
 
 class CheckpointFolder:

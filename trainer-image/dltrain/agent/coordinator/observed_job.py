@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, matching, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
-from dltrain.agent.coordinator.elastic_script import CheckpointFolder, refusal
+from dltrain.agent.coordinator.elastic_script import CheckpointFolder, refusal, still_refused
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
@@ -146,8 +146,8 @@ class ObservedJob:
 
     def adopt(self, plan: Plan) -> None:
         """Replace the current plan by ``plan``, which changes how the job trains, such as its nodes or batch sizes."""
-        self.plan = self.ledger.plan = plan
-        self.ledger.refused_sizes, self.ledger.pod_memory = (), None
+        self.ledger.refused_sizes = still_refused(self.ledger.refused_sizes, self.plan, plan)
+        self.plan, self.ledger.plan, self.ledger.pod_memory = plan, plan, None
         self.stopping_rule = self._stopping_rule()
 
     def _stopping_rule(self) -> StoppingRule | None:
