@@ -43,7 +43,7 @@ from dljob.kube.kinds import (
 )  # fmt: skip
 from dljob.kube.objects import storage, trim
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
-from dljob.kube.objects.pods.evictions import PodHistory
+from dljob.kube.objects.pods.evictions import PodHistory, during
 from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans
@@ -365,8 +365,8 @@ class Cache:
             machine_nodes=most_on_one_machine(node.labels for node in used),
             usable_cpus=usable_cpus(used),
             queue=self._queue(job),
-            evictions=self._evictions.of(key),
-            look_evictions=self._look_evictions.of(key),
+            evictions=during(job, self._evictions.of(key)),
+            look_evictions=during(job, self._look_evictions.of(key)),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
