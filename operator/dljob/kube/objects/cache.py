@@ -155,8 +155,8 @@ class Cache:
             self._forget(store, key)
             return old is not None
         capacity_changed = self._account(kind, body, seen, old)
-        if kind is NODE:
-            self._lost_nodes.added(key[1])
+        if isinstance(seen, trim.NodeSeen):
+            self._lost_nodes.added(seen)
         if kind is STATEFUL_SET:
             self._set_owners.note(meta["uid"], foreign=trim.owning_job(body) is None)
         self._forget(store, key)
@@ -360,6 +360,7 @@ class Cache:
             leftovers=tuple(text for text, each in others.items() if each.owning_job != job.name),
             being_deleted=tuple(text for text, each in others.items() if each.owning_job == job.name),
             lost_nodes=lost,
+            closed_nodes=self._lost_nodes.closed,
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
             node_conditions={node.name: node.conditions for node in used},
             machine_nodes=most_on_one_machine(node.labels for node in used),

@@ -47,6 +47,8 @@ RETRY_S = 15.0
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 """Prefixes of the lines in ``ParsedJob.defaulted`` about defaults that limit the nodes of a job."""
 
+LACK_OF_NODES = {"TooFewNodes", "NoSuchDevice"}
+"""Reasons of Planned=False of a job that the cluster cannot run with the nodes that take pods now."""
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
     "Preempted", "PriorityClassFound", "WithinQuota", "DeadlineFeasible", "DeadlineAtRisk", "PlanEdited",
@@ -380,6 +382,9 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False, started: bool = Fa
 def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
     """Return the condition Planned=False with the reason ``found`` why no plan is possible."""
     running, text = parsed.accepted, f"{found.field}: {found.message}"
+    if found.reason in LACK_OF_NODES and (closed := parsed.observed.closed_nodes):
+        more = f" and {len(closed) - left_out.MAX_NAMED} more" if len(closed) > left_out.MAX_NAMED else ""
+        text = f"{text}; nodes that take no pods now: {', '.join(closed[: left_out.MAX_NAMED])}{more}"
     if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
         text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
     if running is not None and not quiet(parsed.observed):
