@@ -4,12 +4,13 @@ The manifests of a plan are rendered and checked as the API server would check t
 planner is asked again with fewer nodes and smaller pods.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dljob.api import DLJobSpec
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.observed import ClassSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible, Request
 from dljob.reconcile.parsed import ParsedJob
@@ -235,6 +236,7 @@ def _checked(
             "spec.checkpoint.volume.size", str(wrong), "Change spec.checkpoint.volume.size, or change the LimitRange"
         )
         return _Unfit(reason, found.nodes, why=str(wrong))
+    claim = claim and _with_class(claim, parsed.observed.classes or ())
     sets = stateful_sets(job, spec, found, config)
     charges: dict[str, Charge] = {}
     for group, manifest in zip(found.groups, sets, strict=True):
@@ -250,11 +252,33 @@ def _checked(
     if not limits.quotas:
         return found
     charges[""] = object_charge(_new_objects(parsed, spec, found, config, claim, sets))
-    needs = [(charges[group.name], group.nodes) for group in found.groups] + [(charges[""], 1)]
-    short = shortages(limits.quotas, needs)
-    if not short:
-        return found.model_copy(update={"charges": charges})
-    return _Unfit(_exceeded(short, found), found.nodes, short, str(short[0]), charges[found.groups[0].name])
+    charged = found.model_copy(update={"charges": charges})
+    if not (short := shortages(limits.quotas, quota_needs(charged))):
+        return charged
+    reason = _exceeded(short, f"a plan with {found.nodes} nodes")
+    return _Unfit(reason, found.nodes, short, str(short[0]), charges[found.groups[0].name])
+
+
+def _with_class(claim: Manifest, classes: Iterable[ClassSeen]) -> Manifest:
+    """Return the claim with the default StorageClass that it gets from the API server if it names no class.
+
+    Quotas may limit the storage of one class. If the cluster has several default classes, the newest one counts, which
+    the operator does not know. The claim then does not change.
+    """
+    defaults = [each.name for each in classes if each.default]
+    if "storageClassName" in claim["spec"] or len(defaults) != 1:
+        return claim
+    return {**claim, "spec": {**claim["spec"], "storageClassName": defaults[0]}}
+
+
+def quota_needs(plan: StoredPlan) -> list[tuple[Charge, int]]:
+    """Return what the objects of a plan charge to quotas: pairs of the charge of an object and their number.
+
+    Return an empty list if the plan was made without quotas.
+    """
+    charges = plan.charges or {}
+    groups = [(group.name, group.nodes) for group in plan.groups] + [("", 1)]
+    return [(charges[name], count) for name, count in groups if name in charges]
 
 
 def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
@@ -306,7 +330,7 @@ def _identity(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
 
 
-def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
+def _exceeded(short: tuple[Shortage, ...], found: str) -> Infeasible:
     listed = "; ".join(map(str, short[:MAX_NAMED])) + (f"; and {len(short) - MAX_NAMED} more" if short[3:] else "")
     never = [item for item in short if item.needed > item.hard]
     remedy = (
@@ -315,7 +339,7 @@ def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
         if never
         else "Wait until other objects of the namespace are gone, raise the quota, or lower spec.nodes.min"
     )
-    text = f"found a plan with {found.nodes} nodes that exceeds the namespace's quota: {listed}. {remedy}"
+    text = f"found {found}, which exceeds the namespace's quota: {listed}. {remedy}"
     return Infeasible("QuotaExceeded", "spec.nodes", text, transient=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dljob.kube import JobKey
-from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET
+from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET, STORAGE_CLASS
 from dljob.reconcile.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
@@ -15,6 +15,8 @@ from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
+DEFAULT_CLASS: Json = {"storageclass.kubernetes.io/is-default-class": "true"}
+CLAIM_OF_FIRST = "team-a", "first-checkpoints"
 
 
 def on_six_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
@@ -128,6 +130,26 @@ def test_own_pods_do_not_count_against_a_new_plan() -> None:
         await cluster.edit(key, epochs=6)
         await operator.watch()
         assert operator.planned(key) == "Planned"
+
+    on_six_nodes(body)
+
+
+def test_job_that_resumes_needs_no_quota_for_the_claim_that_it_has() -> None:
+    """Fixed bug: a job whose claim filled the quota of its namespace never started again after a suspension."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", persistentvolumeclaims="1")
+        cluster.api._store(STORAGE_CLASS, {"metadata": {"name": "shared", "annotations": DEFAULT_CLASS}})
+        key = cluster.submit("first", **{**SPEC, "checkpoint": {"enabled": True}})
+        await operator.watch()
+        assert operator.planned(key) == "Planned" and ("persistentvolumeclaims", *CLAIM_OF_FIRST) in cluster.api.objects
+        cluster.quota("team-a", {"persistentvolumeclaims": "1"}, persistentvolumeclaims="1")
+        await cluster.edit(key, suspend=True)
+        await operator.watch()
+        assert operator.condition(key, "Admitted") == ("False", "Suspended")
+        await cluster.edit(key, suspend=False)
+        await operator.watch()
+        assert operator.planned(key) == "Planned" and operator.condition(key, "Admitted") == ("True", "Starting")
 
     on_six_nodes(body)
 
