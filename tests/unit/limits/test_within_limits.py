@@ -108,6 +108,17 @@ def test_scope_that_does_not_select_the_pods_is_ignored() -> None:
     assert "team" in refused(high, quota(pods="0", scopes=other)).message
 
 
+def test_default_priority_class_counts_for_scopes() -> None:
+    """Fixed bug: with a quota for the default class, the API server rejected the pods of each plan."""
+    scoped = quota(pods="2", scopes=(Scope("PriorityClass", "In", ("normal",)),))
+    limits = NamespaceLimits((scoped,), priority_class="normal")
+    found = decide(parse_observed(seen(ELASTIC, MANY, limits=limits)), CONFIG)
+    assert isinstance(found, StoredPlan) and found.nodes == 2
+    named = {**ELASTIC, "scheduling": {"priorityClassName": "other"}}
+    found = decide(parse_observed(seen(named, MANY, limits=limits)), CONFIG)
+    assert isinstance(found, StoredPlan) and found.nodes > 2
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16])
 def test_plan_uses_the_gpus_that_are_left(count: int) -> None:
     found = planned(HEAVY, gpus(count), view=GPUS)

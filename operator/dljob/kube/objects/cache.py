@@ -125,7 +125,7 @@ class Cache:
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self._look_evictions = PodHistory[Eviction](attrgetter("eviction"), looks=True)
         self.profiles_version = self.limits_version = 0
-        """Numbers that increase with each change of a profile, and of a quota or limit range."""
+        """Numbers that increase with each change of a profile, and of a quota, limit range or PriorityClass."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -180,7 +180,7 @@ class Cache:
         label. A change of a DLJob marks this job, whatever ``jobs`` contains.
         """
         self.profiles_version += kind is PROFILE
-        self.limits_version += kind in (QUOTA, LIMIT_RANGE)
+        self.limits_version += kind in (QUOTA, LIMIT_RANGE, PRIORITY_CLASS)
         self.touched.note((key,) if kind is DLJOB else (job for job in jobs if job is not None))
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
@@ -274,7 +274,7 @@ class Cache:
             tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
             for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])
         )
-        return NamespaceLimits(quotas, ranges)
+        return NamespaceLimits(quotas, ranges, self.priority_classes.default if quotas else "")
 
     def pods_of(self, key: JobKey) -> list[PodSeen]:
         """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""

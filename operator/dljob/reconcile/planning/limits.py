@@ -241,6 +241,7 @@ def _checked(
     charges: dict[str, Charge] = {}
     for group, manifest in zip(found.groups, sets, strict=True):
         pod = with_defaults(manifest["spec"]["template"]["spec"], limits.ranges)
+        pod.setdefault("priorityClassName", limits.priority_class)
         if wrong := violation(pod, limits.ranges):
             name = wrong.resource if wrong.resource in ("cpu", "memory") else ""
             field = f"spec.resources.{name}".rstrip(".")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dljob.kube import JobKey
-from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET, STORAGE_CLASS
+from dljob.kube.kinds import POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, STORAGE_CLASS
 from dljob.reconcile.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
@@ -112,6 +112,29 @@ def test_job_starts_without_the_quota() -> None:
         await operator.watch()
         assert operator.planned(key) == "QuotaExceeded"
         await cluster.api.delete(QUOTA, "team-a", "full")
+        await operator.watch()
+        assert operator.planned(key) == "Planned"
+
+    on_six_nodes(body)
+
+
+def test_quota_for_the_default_priority_class_counts_jobs_that_name_no_class() -> None:
+    """Fixed bug: the job was planned again and again, and the API server rejected its pods each time."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("normal", 100, default=True)
+        cluster.priority_class("higher", 200, default=True)
+        selector = {"scopeName": "PriorityClass", "operator": "In", "values": ["normal"]}
+        spec = {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [selector]}}
+        status = {"hard": {"pods": "1"}, "used": {"pods": "0"}}
+        meta = {"name": "normal", "namespace": "team-a"}
+        cluster.api._store(QUOTA, {"metadata": meta, "spec": spec, "status": status})
+        key = cluster.submit("first", **SPEC)
+        await operator.watch()
+        assert operator.planned(key) == "QuotaExceeded", (
+            "of several default classes, the one with the least value counts"
+        )
+        await cluster.api.delete(PRIORITY_CLASS, "", "normal")
         await operator.watch()
         assert operator.planned(key) == "Planned"
 
