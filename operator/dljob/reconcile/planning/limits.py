@@ -13,6 +13,7 @@ from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import ClassSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible, Request
+from dljob.planner.candidates.pools import wanted
 from dljob.reconcile.parsed import ParsedJob
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
@@ -61,7 +62,8 @@ def within_limits(
     request, view = _with_default_limit(request, least), _with_room(view, request, least)
     decision = attempt(request, view)
     if isinstance(decision, Infeasible):
-        return decision
+        never = _never_admitted(request, view, limits.quotas) if decision.reason == "DeviceBusy" else None
+        return never or decision
     first = _checked(parsed, decision, limits, least, config)
     if isinstance(first, StoredPlan):
         return first
@@ -80,6 +82,33 @@ def within_limits(
     why = f": {first.why}" if first.why else ""
     smaller = f"the best plan does not fit the limits of the namespace, so this plan is smaller{why}"
     return found.model_copy(update={"warning": f"{found.warning}; {smaller}" if found.warning else smaller})
+
+
+def _never_admitted(request: Request, view: ClusterView, quotas: Sequence[Quota]) -> Infeasible | None:
+    """Return an error if a quota is too small for the fewest pods of a job even if nothing else uses the quota.
+
+    Without this error, a job that waits for devices would not say that it cannot start even if these become free. Only
+    what the spec says counts, without a plan: the number of pods, their CPU and memory requests, and one GPU for each
+    pod if the job can only use GPUs. Quotas with scopes do not count.
+    """
+    pods = sum(choice.nodes for choice in request.fixed) or max(1, request.nodes_min)
+    needs = {"pods": 1000 * pods, "count/pods": 1000 * pods}
+    for name, amount in (("cpu", request.cpu_per_pod), ("memory", request.memory_per_pod_nbytes)):
+        needs |= dict.fromkeys((name, f"requests.{name}"), int(1000 * (amount or 0) * pods))
+    names = (*request.devices, *(choice.device for choice in request.fixed))
+    kinds = {
+        vendor(node.device) if node.is_gpu else "" for node in view.nodes if not names or wanted(node.device, names)
+    }
+    if len(kinds) == 1 and (kind := kinds.pop()):
+        gpus = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed) or pods
+        needs[f"requests.{GPU_RESOURCES[kind]}"] = 1000 * gpus
+    short = tuple(
+        Shortage(quota.name, name, quota.hard[name], quota.used.get(name, 0), needed)
+        for quota in quotas
+        for name, needed in sorted(needs.items())
+        if not quota.scopes and name in quota.hard and needed > quota.hard[name]
+    )
+    return _exceeded(short, f"that the job needs at least {pods} nodes") if short else None
 
 
 def _with_few_cpus(

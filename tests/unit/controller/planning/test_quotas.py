@@ -273,7 +273,7 @@ def test_job_waits_for_no_devices_that_its_quota_would_not_give_it() -> None:
         await operator.watch()
         other = cluster.submit("other", "team-b", second=2, **{**SPEC, "epochs": 100_000})
         await operator.watch()
-        assert (operator.planned(large), operator.planned(other)) == ("DeviceBusy", "Planned")
+        assert (operator.planned(large), operator.planned(other)) == ("QuotaExceeded", "Planned")
         cluster.quota("team-a", pods="6")
         await operator.watch()
         one = {"nodes": {"min": 1, "max": 1}, "epochs": 1_000_000}  # longer than the others
