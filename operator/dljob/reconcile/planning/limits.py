@@ -18,6 +18,7 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
 from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
+from dljob.scheduling.limits.charges import thousandths
 from dljob.scheduling.limits.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
 from dljob.scheduling.limits.quotas import Quota, Shortage, Unstated, amount_text, shortages, unstated
 
@@ -314,7 +315,8 @@ def quota_needs(plan: StoredPlan) -> list[tuple[Charge, int]]:
 def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
     """Return the plan with requests that the LimitRanges allow. Requests that the spec sets do not change."""
     changed: dict[str, object] = {}
-    limit = least.limit.get("cpu") if not spec.resources.cpu_limit else None
+    stated = spec.resources.cpu_limit
+    limit = thousandths(stated) if stated else least.limit.get("cpu")
     low, high = least.least.get("cpu", 0), min(least.most.get("cpu", 2**62), limit or 2**62)
     if limit and "cpu" in least.ratio:
         low = max(low, -(-1000 * limit // least.ratio["cpu"]))
