@@ -316,6 +316,11 @@ class Queue:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         return limits_for(key, self._cache, self._book, ended)
 
+    def limits_of(self, question: ParsedJob) -> NamespaceLimits:
+        """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone."""
+        found = self.limits_without(question.observed.job.key)
+        return replace(found, quotas=()) if question.queued else found
+
     def _dominant_shares(self) -> dict[str, float]:
         """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.
 
