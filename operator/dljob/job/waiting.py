@@ -15,7 +15,8 @@ _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
 """Reasons of the condition Admitted=False of a job that has asked an autoscaler for nodes with a ProvisioningRequest:
 while it waits, and if it does not get them."""
-BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
+START_TIMED_OUT = "StartTimedOut"
+BACK_OFFS = frozenset({START_TIMED_OUT, "RejectedByNodes", NODES_NOT_PROVIDED})
 """Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
 
 MAX_KEPT_BACK_OFFS = 3
