@@ -189,6 +189,10 @@ REFUSED: dict[str, tuple[Json, Quota | LimitRange, str, tuple[str, ...]]] = {
         {**ELASTIC, "resources": {"cpu": "2"}}, limit_range(default={"cpu": "1"}), "LimitRangeExceeded",
         ("default limit of 1", "spec.resources.cpuLimit"),
     ),
+    "disk above max": (
+        {**ELASTIC, "trainer": {"scratch": {"size": "4Gi"}}}, limit_range(max={"ephemeral-storage": "1Gi"}),
+        "LimitRangeExceeded", ("ephemeral-storage", "Set spec.trainer.scratch.size to an allowed value"),
+    ),
     "claim above max": (
         ELASTIC, limit_range("PersistentVolumeClaim", max={"storage": "1Mi"}), "LimitRangeExceeded", ("claim", "1Mi"),
     ),

@@ -27,6 +27,11 @@ Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 
 REASONS = frozenset({"QuotaExceeded", "LimitRangeExceeded", "QuotaNeedsLimit"})
 """Reasons of errors about the limits of a namespace."""
+FIELDS = {
+    "cpu": "spec.resources.cpu", "memory": "spec.resources.memory", "ephemeral-storage": "spec.trainer.scratch.size",
+    **dict.fromkeys(GPU_RESOURCES.values(), "spec.planning.groups"),
+}  # fmt: skip
+"""Resource → the field with which a user changes what a pod requests of it."""
 MAX_ATTEMPTS = 6
 """Maximum number of plans that are tried before the plan with the fewest nodes that the spec allows."""
 MAX_NAMED = 3
@@ -273,9 +278,11 @@ def _checked(
         pod = with_defaults(manifest["spec"]["template"]["spec"], limits.ranges)
         pod.setdefault("priorityClassName", limits.priority_class)
         if wrong := violation(pod, limits.ranges):
-            name = wrong.resource if wrong.resource in ("cpu", "memory") else ""
-            field = f"spec.resources.{name}".rstrip(".")
-            remedy = f"Set {field} and, for CPUs, spec.resources.cpuLimit to allowed values, or change the LimitRange"
+            field = FIELDS.get(wrong.resource, "spec.podTemplateOverrides")
+            values = (
+                "and spec.resources.cpuLimit to allowed values" if wrong.resource == "cpu" else "to an allowed value"
+            )
+            remedy = f"Set {field} {values}, or change the LimitRange"
             return _Unfit(_forbidden(field, str(wrong), remedy), found.nodes, why=str(wrong))
         charges[group.name] = pod_charge(pod)
         if missing := unstated(limits.quotas, pod, charges[group.name]):
