@@ -351,11 +351,9 @@ class Controller:
         return True
 
     def begin(self) -> None:
-        """Let the next reconcile of each job post the job's lost events again.
-
-        Call this whenever the operator becomes the leader.
-        """
+        """Begin to lead: the next reconcile of each job posts its lost events again, and looks at all its objects."""
         self._restored.clear()
+        self._kube.forget_all()
 
     async def _restore_events(self, job: JobSeen) -> None:
         """Find a job's missing events, which the previous leader could not post before it ended, and queue them.
@@ -366,6 +364,8 @@ class Controller:
         """
         if self._restored.get(job.key) == job.uid:
             return
+        if job.key in self._restored:
+            self._unsent.pop(job.key, None)  # They are about an earlier job of this name.
         now = self._now()
         lately = [c for c in previous(job).conditions if now - c.last_transition_time < EVENTS_RESTORED]
         if expected := events((), lately):

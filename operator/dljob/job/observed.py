@@ -354,6 +354,8 @@ class Observed:
     usable_cpus: Mapping[str, float] = field(default_factory=dict)
     """Name → CPUs that the job's pods can keep busy, for each node on which they run. Nodes on one machine share its
     cores. A node is missing if it is gone or reports no CPUs."""
+    closed_nodes: tuple[str, ...] = ()
+    """The nodes of the cluster that take no pods, each with the reason, such as 'n1 (cordoned)'."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     evictions: tuple[Eviction, ...] = ()
@@ -361,9 +363,7 @@ class Observed:
     look_evictions: tuple[Eviction, ...] = ()
     """The last evictions of look pods, as ``evictions``."""
     rejections: tuple[Rejection, ...] = ()
-    """The last pods of the job that a kubelet has rejected, also those that are gone.
-
-    A restarted operator knows no earlier ones."""
+    """The last pods that kubelets rejected, also pods that are gone. A restarted operator knows no earlier ones."""
     provisioning: ProvisioningSeen | None = None
     """The request with which the job has asked an autoscaler for nodes; None if there is none."""
     overdrawn: tuple[Overdraft, ...] = ()

@@ -15,8 +15,16 @@ _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
 """Reasons of the condition Admitted=False of a job that has asked an autoscaler for nodes with a ProvisioningRequest:
 while it waits, and if it does not get them."""
-BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
+START_TIMED_OUT = "StartTimedOut"
+BACK_OFFS = frozenset({START_TIMED_OUT, "RejectedByNodes", NODES_NOT_PROVIDED})
 """Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
+
+MAX_KEPT_BACK_OFFS = 3
+"""Number of back-offs in a row in which running jobs leave a job the devices of its last plan: 210 s in all.
+
+They last 30, 60 and 120 s. Later ones last up to 15 minutes. Otherwise a job with a wrong image, for example, would
+keep all others from growing for ever, although it uses no device in this time.
+"""
 
 FIRST_STATUS_S = 4.0
 """Seconds after the creation of a job after which it gets a status even if its plan is not made yet.
@@ -45,7 +53,7 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
 
     Return None also for a job that the cluster's nodes could not run even if all were free, and for one that waits for
     something else, such as its data, its PriorityClass or Kueue. If that job counted as waiting, running jobs could
-    never grow.
+    never grow. For a job in one of its first back-offs (``MAX_KEPT_BACK_OFFS``), return the devices of its last plan.
     """
     spec, status = job.spec, job.status
     if queued_elsewhere(job) or job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):
@@ -61,8 +69,13 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     names_free = ready.get("reason") not in ("NamesTaken", "WaitingForDeletion")
     is_new = not planned and inspected.get("status", "True") == "True" and names_free
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
+    if is_new or busy:
+        return tuple(spec.get("devices") or ())
     backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
-    return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None
+    if not backs_off or (status.get("startTimeouts") or 0) > MAX_KEPT_BACK_OFFS:
+        return None
+    groups = (status.get("plan") or {}).get("groups") or ()
+    return tuple(group["device"] for group in groups) or tuple(spec.get("devices") or ())
 
 
 def stops(job: JobSeen) -> bool:

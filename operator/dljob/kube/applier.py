@@ -114,6 +114,10 @@ class Applier:
         """Forget the applied objects of a job that no longer exists."""
         self._applied.pop(key, None)
 
+    def forget_all(self) -> None:
+        """Forget the applied objects of all jobs, because another operator may have applied others meanwhile."""
+        self._applied.clear()
+
     def _stands(self, job: JobSeen, manifest: Manifest, digest: str, support: str) -> bool:
         """Return True if the object was applied from the same manifest and need not be applied again now.
 

@@ -61,8 +61,10 @@ class Kube:
         self._applier = Applier(api, cache, resync_s)
         self._updating = asyncio.Lock()
         """Held while profiles are updated, because each update begins with the result of the one before."""
-        self._secrets: dict[JobKey, float] = {}
-        """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
+        self._secrets: dict[JobKey, tuple[str, float]] = {}
+        """Jobs whose Secret exists: uid of the job, and monotonic time in seconds when the Secret was last seen.
+
+        An operator may never see that a job was gone before another one of its name was created."""
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
         """Apply the manifests that have changed and return their number. ``Applier.apply`` lists the errors.
@@ -81,6 +83,11 @@ class Kube:
         self._applier.forget(key)
         self._secrets.pop(key, None)
 
+    def forget_all(self) -> None:
+        """Forget what this operator has written. Call this when it becomes the leader: another one may have led."""
+        self._applier.forget_all()
+        self._secrets.clear()
+
     async def ensure_secret(
         self, job: JobSeen, name: str, cluster_domain: str, now: datetime, *, started: bool = False
     ) -> None:
@@ -92,7 +99,8 @@ class Kube:
         job does not control the Secret with this name: its creator would know the keys. Raise ApiError if a request
         fails for another reason.
         """
-        if within(job, self._secrets.get(job.key, -inf), self._resync_s):
+        uid, seen_s = self._secrets.get(job.key, ("", -inf))
+        if uid == job.uid and within(job, seen_s, self._resync_s):
             return
         # A full quota rejects also a Secret that exists, before the API server notices that. So it is read first.
         exists = await self._has(job, kinds.SECRET, name)
@@ -106,7 +114,7 @@ class Kube:
                     await self._has(job, kinds.SECRET, name)
                 elif not error.rejected:  # Quotas answer with the code of a conflict, too.
                     raise
-        self._secrets[job.key] = monotonic()
+        self._secrets[job.key] = job.uid, monotonic()
 
     async def _has(self, job: JobSeen, kind: Kind, name: str) -> bool | None:
         """Return True if the job controls the object, and False if no object has this name.

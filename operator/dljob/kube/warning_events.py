@@ -51,8 +51,8 @@ class _Watched:
 class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._watched: dict[tuple[str, str, str], _Watched] = {}
-        """Objects with a possible problem: (namespace, kind, name) → their state."""
+        self._watched: dict[tuple[str, str, str, str], _Watched] = {}
+        """Objects with a possible problem: (namespace, kind, name, uid) → their state."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
         """Return the state of a job with the messages of warning events, and True if the job has a possible problem.
@@ -71,32 +71,34 @@ class WarningEvents:
             troubled = True
         for i, item in enumerate(sets):
             if sum(pod.group == item.group for pod in pods) < item.replicas:
-                problem = await self.about(job, "StatefulSet", item.name, now)
+                problem = await self.about(job, "StatefulSet", item.name, now, item.uid)
                 sets[i], troubled = replace(item, problem=problem), True
         for i, pod in enumerate(pods):
             if pod.fetching is not None and pod.fetching.exit_code is not None:
                 continue
             if pod.stuck is not None and pod.stuck.reason in NOT_YET:
-                problem = await self.about(job, "Pod", pod.name, now)
+                problem = await self.about(job, "Pod", pod.name, now, pod.uid)
                 pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod
                 troubled = True
                 break  # One pod is enough: the others usually have the same problem.
         return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
 
-    async def about(self, job: JobSeen, kind: str, name: str, now: datetime) -> str | None:
+    async def about(self, job: JobSeen, kind: str, name: str, now: datetime, uid: str = "") -> str | None:
         """Return the message of the latest warning about an object that has a problem; None if there is none yet.
 
         ``job``: the job to which the object belongs. The first call for an object marks the start of its problem. Later
         calls query events only if the problem lasts and if the last query is at least ``RECHECK_S`` seconds old. If a
-        query fails, return the message of the query before.
+        query fails, return the message of the query before. ``uid``: uid of the object, because an earlier one of its
+        name may have had another problem; empty: events about all objects of this name count.
         """
-        key, clock = (job.namespace, kind, name), monotonic()
+        key, clock = (job.namespace, kind, name, uid), monotonic()
         self._watched = {k: v for k, v in self._watched.items() if clock - v.asked_at < 4 * RECHECK_S}
         watched = self._watched.setdefault(key, _Watched(clock, clock, clock))
         watched.asked_at = clock
         if clock - watched.first_asked_at < _PATIENCE_S.get(kind, RECHECK_S) or clock - watched.read_at < RECHECK_S:
             return watched.message
         selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
+        selector += f",involvedObject.uid={uid}" if uid else ""
         watched.read_at = clock
         try:
             async with asyncio.timeout(EVENTS_S):

@@ -18,7 +18,7 @@ from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.job.spec_errors import in_words
-from dljob.job.waiting import NODES_NOT_PROVIDED
+from dljob.job.waiting import NODES_NOT_PROVIDED, START_TIMED_OUT
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible, VolumeLimit
 from dljob.reconcile.rollout import quiet
@@ -70,7 +70,7 @@ class ParsedJob:
     begin_hour: int = 0
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     not_provided: frozenset[str] = frozenset()
-    """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
+    """Device types of the last plan, if an autoscaler did not provide the nodes for it, with or without a request."""
     one_node_claim: OneNodeClaim | None = None
     """Claim of the job because of which its next plans use one node (``spec.one_node``); None if there is none."""
     volumes: tuple[VolumeLimit, ...] = ()
@@ -175,9 +175,11 @@ def parse_observed(
 
 def _not_provided(before: DLJobStatus, accepted: StoredPlan | None) -> frozenset[str]:
     admitted = find(before.conditions, "Admitted")
-    if accepted is None or admitted is None or (admitted.status, admitted.reason) != (FALSE, NODES_NOT_PROVIDED):
+    if accepted is None or admitted is None or admitted.status is not FALSE:
         return frozenset()
-    return frozenset(group.device for group in accepted.groups)
+    timed_out = admitted.reason == START_TIMED_OUT and accepted.new_nodes
+    provided = admitted.reason != NODES_NOT_PROVIDED and not timed_out
+    return frozenset() if provided else frozenset(group.device for group in accepted.groups)
 
 
 def _volumes(observed: Observed, spec: DLJobSpec | None) -> tuple[VolumeLimit, ...]:

@@ -6,7 +6,7 @@ room, the operator chooses the set that loses the fewest device-seconds.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
@@ -59,31 +59,48 @@ class Preemptible:
         return self.left_s is not None and self.left_s <= self.lost_s + self.restart_s
 
 
+Admits = Callable[[Collection[Key]], bool]
+"""Function that returns True if the quotas of a waiting job admit it after running jobs with these keys have stopped.
+
+If it returns True for some jobs, it does so for all sets that contain them."""
+
+
 def victims(
-    priority: int, needs: Sequence[Reservation], view: ClusterView, running: Iterable[Preemptible]
+    priority: int,
+    needs: Sequence[Reservation],
+    view: ClusterView,
+    running: Iterable[Preemptible],
+    admits: Admits = lambda stopped: True,
+    sharing: Collection[Key] = (),
 ) -> tuple[Preemptible, ...]:
     """Choose the running jobs to preempt, so that a waiting job has room and the preempted jobs lose least in total.
 
     ``priority``: priority of the waiting job; only jobs of a lower priority are chosen. ``needs``: what its pods need.
-    ``view``: the nodes with what is free now. Return an empty tuple if there is room already, or if there is none even
-    after all these jobs have stopped. The result is exact unless the search exceeds ``MAX_CHECKS``. In that case, jobs
-    are added, those that lose least first, until there is room. Jobs that turn out not to be needed are then removed.
+    ``view``: the nodes with what is free now. ``admits``: of its quotas. ``sharing``: jobs that use these quotas, which
+    may be chosen wherever they run. Return an empty tuple if there is room already, or if there is none even after all
+    these jobs have stopped. The result is exact unless the search exceeds ``MAX_CHECKS``. In that case, jobs are added,
+    those that lose least first, until there is room. Jobs that turn out not to be needed are then removed.
     """
     devices = {need.device for need in needs if need.nodes}
     view = ClusterView(tuple(node for node in view.nodes if node.device in devices and not node.left_out))
     useful = {node.name for node in view.nodes}
+    may = (job for job in running if job.priority < priority and not job.ends_soon)
     jobs = sorted(
-        (job for job in running if job.priority < priority and not job.ends_soon and useful & job.holds.keys()),
+        (job for job in may if useful & job.holds.keys() or job.key in sharing),
         key=lambda job: (job.cost, job.priority, job.key),
     )
-    if _fit(view, needs) or not _fit(_without(view, jobs), needs):
+
+    def starts(stopped: Sequence[Preemptible]) -> bool:
+        return _fit(_without(view, stopped), needs) and admits({each.key for each in stopped})
+
+    if starts(()) or not starts(jobs):
         return ()
     sets = islice(_cheapest_first(jobs), MAX_CHECKS // len(view.nodes))
-    found = next((each for each in sets if _fit(_without(view, each), needs)), None)
+    found = next((each for each in sets if starts(each)), None)
     if found is None:
-        count = bisect_left(range(len(jobs)), True, key=lambda i: _fit(_without(view, jobs[: i + 1]), needs)) + 1
+        count = bisect_left(range(len(jobs)), True, key=lambda i: starts(jobs[: i + 1])) + 1
         found = tuple(jobs[:count])
-    return _needed(found, view, needs)
+    return _needed(found, starts)
 
 
 def _cheapest_first(jobs: Sequence[Preemptible]) -> Iterator[tuple[Preemptible, ...]]:
@@ -104,12 +121,15 @@ def _cheapest_first(jobs: Sequence[Preemptible]) -> Iterator[tuple[Preemptible, 
 
 
 def _needed(
-    chosen: tuple[Preemptible, ...], view: ClusterView, needs: Sequence[Reservation]
+    chosen: tuple[Preemptible, ...], starts: Callable[[Sequence[Preemptible]], bool]
 ) -> tuple[Preemptible, ...]:
-    """Return ``chosen`` without jobs that need not stop to make room. The most expensive jobs are removed first."""
+    """Return ``chosen`` without jobs that need not stop. The most expensive jobs are removed first.
+
+    ``starts``: function that returns True if the waiting job can start after these jobs have stopped.
+    """
     for job in sorted(chosen, key=lambda each: -each.cost):
         others = tuple(each for each in chosen if each is not job)
-        if _fit(_without(view, others), needs):
+        if starts(others):
             chosen = others
     return chosen
 

@@ -16,6 +16,7 @@ from dljob.kube.kinds import (
     CLAIM,
     CONFIG_MAP,
     DLJOB,
+    LIMIT_RANGE,
     NODE,
     POD,
     PRIORITY_CLASS,
@@ -23,13 +24,17 @@ from dljob.kube.kinds import (
     QUOTA,
     SECRET,
     STATEFUL_SET,
+    STORAGE_CLASS,
     VOLUME,
     Kind,
 )  # fmt: skip
 from support.builders import NOW
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, PROVISIONING_REQUEST, VOLUME)
+WATCHED = (
+    DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, LIMIT_RANGE, PROVISIONING_REQUEST,
+    STORAGE_CLASS, VOLUME,
+)  # fmt: skip
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -187,6 +192,13 @@ class FakeCluster:
         status = {"hard": hard, "used": used or {}}
         self.api._store(
             QUOTA, {"metadata": {"name": "full", "namespace": namespace}, "spec": {"hard": hard}, "status": status}
+        )
+
+    def limit_range(self, namespace: str, **container: Json) -> None:
+        """Create or change the LimitRange of a namespace for containers."""
+        limits = [{"type": "Container", **container}]
+        self.api._store(
+            LIMIT_RANGE, {"metadata": {"name": "sizes", "namespace": namespace}, "spec": {"limits": limits}}
         )
 
     def secret(self, name: str, namespace: str = "team-a", **labels: str) -> None:

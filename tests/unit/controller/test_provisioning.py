@@ -164,6 +164,31 @@ def test_failed_request_leads_to_a_back_off_and_to_other_nodes(condition: str) -
     on_no_nodes(body, NEW, OTHER)
 
 
+def test_pods_that_get_no_new_nodes_lead_to_other_nodes_without_requests_too() -> None:
+    """Fixed bug: the next plan waited for nodes of the same type, which the cloud did not have."""
+
+    async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
+        key = cluster.submit("first", **SPEC)
+        await later(cluster, operator, 1.0, key)
+        assert operator.condition(key, "Admitted") == ("True", "Starting")
+        device = (await cluster.api.get(DLJOB, *key))["status"]["plan"]["groups"][0]["device"]
+        unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/0 nodes"}
+        pods = [pod["metadata"]["name"] for pod in await cluster.create_pods(key)]
+        for name in pods:
+            await cluster.api.merge(POD, "team-a", name, {"status": {"conditions": [unplaced]}})
+        await later(cluster, operator, 1.0, key)
+        await later(cluster, operator, TIMEOUT_S, key)
+        assert operator.condition(key, "Admitted") == ("False", "StartTimedOut")
+        for name in pods:
+            await cluster.api.delete(POD, "team-a", name)
+        await later(cluster, operator, 60.0, key)
+        assert operator.condition(key, "Admitted") == ("True", "Starting")
+        found = (await cluster.api.get(DLJOB, *key))["status"]["plan"]["groups"][0]["device"]
+        assert {device, found} == {T4, A100}
+
+    on_no_nodes(body, NEW, OTHER, on=False)
+
+
 def test_only_template_is_tried_again() -> None:
     async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
         key = await waiting(cluster, operator)

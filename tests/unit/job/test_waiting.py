@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dljob.job.waiting import devices_waited_for
+from dljob.job.waiting import MAX_KEPT_BACK_OFFS, devices_waited_for
 from support.builders import job
 
 Json = dict[str, Any]
@@ -46,6 +46,23 @@ def test_job_that_waits(spec: Json, status: Json) -> None:
     assert devices_waited_for(job(spec, status=status)) == ("a100", "t4")
     assert devices_waited_for(job({}, status=status)) == (), "any device will do"
     assert devices_waited_for(job(spec, status=status, deleting=True)) is None
+
+
+def backing_off(times: int, *devices: str) -> Json:
+    groups = [{"device": device} for device in devices]
+    return {**having(Planned="+Planned", Admitted="StartTimedOut"), "startTimeouts": times, "plan": {"groups": groups}}
+
+
+def test_job_in_a_back_off_waits_for_the_devices_of_its_plan() -> None:
+    """Fixed bug: a job that may use any device kept running jobs from growing onto all types of devices."""
+    assert devices_waited_for(job({}, status=backing_off(1, "t4", "l4"))) == ("t4", "l4")
+    assert devices_waited_for(job({}, status=having(Accepted="+Accepted", Planned="DeviceBusy"))) == ()
+
+
+def test_job_that_backs_off_again_and_again_keeps_no_devices() -> None:
+    """Fixed bug: because of one job with a wrong image, no running job ever grew."""
+    assert devices_waited_for(job(SPEC, status=backing_off(MAX_KEPT_BACK_OFFS, "t4"))) == ("t4",)
+    assert devices_waited_for(job(SPEC, status=backing_off(MAX_KEPT_BACK_OFFS + 1, "t4"))) is None
 
 
 def test_job_in_a_queue_of_kueue_waits_for_kueue() -> None:

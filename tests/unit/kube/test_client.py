@@ -11,9 +11,9 @@ from dljob.job.identity import profile_name
 from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Cache, Kube
 from dljob.kube.answers import ApiError
-from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET, Kind
+from dljob.kube.kinds import DLJOB, POD, PROFILE, SERVICE, STATEFUL_SET, Kind
 from dljob.reconcile import RunMeasurements
-from support.builders import NOW, T4
+from support.builders import NOW, T4, job
 from support.servers.fake_api import FakeApi
 
 Json = dict[str, Any]
@@ -105,3 +105,28 @@ def test_two_runs_that_end_together_both_count() -> None:
         return count
 
     assert asyncio.run(run()) == 3
+
+
+def test_operator_that_leads_again_restores_what_another_leader_has_changed() -> None:
+    """Fixed bug: for ten minutes, it took objects that no watch shows for those that it had applied when it led before."""
+
+    async def body() -> None:
+        api: Any = FakeApi()
+        first, second = (Kube(api, Cache(now=lambda: NOW), 600.0) for _ in range(2))
+        services = [
+            {
+                "apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": address},
+                "metadata": {
+                    "name": "digits", "namespace": "team-a",
+                    "ownerReferences": [{"kind": "DLJob", "name": "digits", "uid": job().uid, "controller": True}],
+                },
+            }
+            for address in ("None", "10.0.0.1")
+        ]  # fmt: skip
+        assert await first.apply(job(), services[:1]) == 1 and await first.apply(job(), services[:1]) == 0
+        assert await second.apply(job(), services[1:]) == 1
+        first.forget_all()
+        assert await first.apply(job(), services[:1]) == 1
+        assert (await api.get(SERVICE, "team-a", "digits"))["spec"] == {"clusterIP": "None"}
+
+    asyncio.run(body())

@@ -219,6 +219,44 @@ def test_each_optional_kind_has_an_effect_that_the_warning_names(kind: Kind) -> 
     assert kind in EFFECTS
 
 
+@pytest.mark.parametrize("has_jobs", [False, True])
+def test_pods_of_a_deleted_namespace_do_not_hold_their_devices_for_ever(
+    monkeypatch: pytest.MonkeyPatch, has_jobs: bool
+) -> None:
+    """Fixed bug: the RoleBinding was deleted before the pods, so that the operator never saw the end of these."""
+    monkeypatch.setattr(reflector, "monotonic", now_s)
+    cache = Cache()
+
+    class Deleted(Guarded):
+        async def page(self, *_: Any) -> Json:
+            if now_s() > 1.0:
+                raise ApiError(403, "Forbidden", "no RoleBinding")
+            meta = {"name": "p", "namespace": "a", "uid": "p", "resourceVersion": "4"}
+            return {"metadata": {"resourceVersion": "9"}, "items": [{"metadata": meta, "spec": {"nodeName": "n"}}]}
+
+        async def watch(self, *_: Any) -> AsyncIterator[bytes]:
+            await asyncio.sleep(300)
+            for line in ():
+                yield line
+            raise ApiError(403, "Forbidden", "no RoleBinding")
+
+    async def body() -> list[bool]:
+        task = asyncio.create_task(
+            Reflector(Deleted("list", 0.0), cache, POD, "a", "", lambda *_: None, lambda _: None).run()
+        )
+        found = []
+        for seconds in (1, 800, 400):
+            await asyncio.sleep(seconds)
+            found.append(cache.ledger.holds("p"))
+        task.cancel()
+        return found
+
+    if has_jobs:  # An administrator has taken the permission away. The pods may still run.
+        meta = {"name": "j", "namespace": "a", "uid": "j", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        cache.put(DLJOB, {"metadata": meta, "spec": {}})
+    assert run(body()) == [True, True, has_jobs]
+
+
 def test_other_errors_during_a_missing_permission_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Guarded):
         async def page(self, *_: Any) -> Json:

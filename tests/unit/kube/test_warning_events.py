@@ -27,11 +27,15 @@ class RecordingApi(Api):
 
     async def find(self, *_: object, **params: str) -> list[Json]:
         self.selectors.append(params["fieldSelector"])
-        return self.events
+        wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
+        uid = wanted.get("involvedObject.uid")
+        return [each for each in self.events if uid in (None, each.get("involvedObject", {}).get("uid", uid))]
 
 
-def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11:59:00Z") -> Json:
-    return {"message": message, "reason": reason, "lastTimestamp": at}
+def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11:59:00Z", uid: str = "") -> Json:
+    """Return a warning about the object with this uid. Without a uid, it is about whatever is asked for."""
+    about = {"involvedObject": {"uid": uid}} if uid else {}
+    return {"message": message, "reason": reason, "lastTimestamp": at, **about}
 
 
 def observe_at(
@@ -72,6 +76,18 @@ def test_slowly_starting_container_shows_its_warning(monkeypatch: pytest.MonkeyP
     stuck = [item.pods[0].stuck for item in found]
     assert [item and item.reason for item in stuck] == [*["ContainerCreating"] * 4, "CannotStart"]
     assert stuck[-1] is not None and stuck[-1].message == "secret not found"
+
+
+def test_warning_about_an_earlier_object_of_this_name_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: a pod that only pulled its image counted as one that cannot start, and its job as one without pods."""
+    api = RecordingApi(
+        warning("secret not found", "FailedMount", uid="gone"), warning("exceeded quota", uid="another set")
+    )
+    waiting = seen(sets=(replace(SET, uid="set"),), pods=(NOT_YET,))
+    found = observe_at(monkeypatch, api, waiting, 0, 6, 12, 18, 24)[-1]
+    assert found == waiting and len(api.selectors) > 1
+    again = RecordingApi(warning("exceeded quota", uid="set"))
+    assert observe_at(monkeypatch, again, waiting, 0, 6)[-1].sets[0].problem == "exceeded quota"
 
 
 def test_failed_fetch_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:

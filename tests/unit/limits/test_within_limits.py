@@ -108,6 +108,17 @@ def test_scope_that_does_not_select_the_pods_is_ignored() -> None:
     assert "team" in refused(high, quota(pods="0", scopes=other)).message
 
 
+def test_default_priority_class_counts_for_scopes() -> None:
+    """Fixed bug: with a quota for the default class, the API server rejected the pods of each plan."""
+    scoped = quota(pods="2", scopes=(Scope("PriorityClass", "In", ("normal",)),))
+    limits = NamespaceLimits((scoped,), priority_class="normal")
+    found = decide(parse_observed(seen(ELASTIC, MANY, limits=limits)), CONFIG)
+    assert isinstance(found, StoredPlan) and found.nodes == 2
+    named = {**ELASTIC, "scheduling": {"priorityClassName": "other"}}
+    found = decide(parse_observed(seen(named, MANY, limits=limits)), CONFIG)
+    assert isinstance(found, StoredPlan) and found.nodes > 2
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16])
 def test_plan_uses_the_gpus_that_are_left(count: int) -> None:
     found = planned(HEAVY, gpus(count), view=GPUS)
@@ -178,6 +189,10 @@ REFUSED: dict[str, tuple[Json, Quota | LimitRange, str, tuple[str, ...]]] = {
         {**ELASTIC, "resources": {"cpu": "2"}}, limit_range(default={"cpu": "1"}), "LimitRangeExceeded",
         ("default limit of 1", "spec.resources.cpuLimit"),
     ),
+    "disk above max": (
+        {**ELASTIC, "trainer": {"scratch": {"size": "4Gi"}}}, limit_range(max={"ephemeral-storage": "1Gi"}),
+        "LimitRangeExceeded", ("ephemeral-storage", "Set spec.trainer.scratch.size to an allowed value"),
+    ),
     "claim above max": (
         ELASTIC, limit_range("PersistentVolumeClaim", max={"storage": "1Mi"}), "LimitRangeExceeded", ("claim", "1Mi"),
     ),
@@ -204,15 +219,26 @@ ADJUSTED: dict[str, tuple[LimitRange, Json]] = {
 @pytest.mark.parametrize("case", ADJUSTED)
 def test_requests_follow_the_limit_range(case: str) -> None:
     each, expected = ADJUSTED[case]
+    assert requests_of(ELASTIC, each).items() >= expected["requests"].items()
+
+
+def test_requests_follow_the_ratio_to_the_limit_of_the_spec() -> None:
+    """Fixed bug: the job waited for ever, although a larger request was possible."""
+    ratio = limit_range(maxLimitRequestRatio={"cpu": "2"})
+    assert requests_of({**ELASTIC, "resources": {"cpuLimit": "3"}}, ratio)["cpu"] == "1500m"
+
+
+def requests_of(spec_: Json, each: LimitRange) -> Json:
+    """Return what the trainer containers request with a plan on nodes with 2 CPUs."""
     one_core = nodes({"name": "n", "count": 8, "cpu": 2, "memory": "8Gi"})
-    found = planned(ELASTIC, each, view=one_core)
-    observed = seen(ELASTIC, one_core)
+    found = planned(spec_, each, view=one_core)
+    observed = seen(spec_, one_core)
     spec = parse_observed(observed).spec
     assert spec is not None
     [manifest] = stateful_sets(observed.job, spec, found, CONFIG)
     [container] = manifest["spec"]["template"]["spec"]["containers"]
-    requests = container["resources"]["requests"]
-    assert {name: requests[name] for name in expected["requests"]} == expected["requests"]
+    requests: Json = container["resources"]["requests"]
+    return requests
 
 
 @pytest.mark.parametrize(

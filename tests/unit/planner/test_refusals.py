@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dljob.cluster import ClusterView, Node
-from dljob.planner import Decision, FixedChoice, Request, plan
+from dljob.planner import Decision, FixedChoice, Infeasible, Request, plan
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types.storage import Storage
 from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, plain, rate
@@ -144,6 +144,19 @@ class TestRejections:
         nodes = ClusterView((Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),))
         found = plan(replace(DIGITS, tolerations=(toleration,)), nodes, {})
         assert isinstance(found, Decision) == tolerated
+
+    @pytest.mark.parametrize("limited_first", [True, False])
+    def test_taint_that_is_tolerated_for_a_time_only_excludes_the_node(self, limited_first: bool) -> None:
+        """Fixed bug: Kubernetes evicted the pods of such a plan after this time, again and again."""
+        limited: Any = {"key": "repair", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        both: Any = (limited, {"operator": "Exists"})
+        nodes = ClusterView((Node("b", "cpu", taints=(("repair", "", "NoExecute"),)),))
+        found = plan(replace(DIGITS, tolerations=both if limited_first else both[::-1]), nodes, {})
+        assert isinstance(found, Decision) != limited_first, (
+            "the first toleration that matches counts, as in Kubernetes"
+        )
+        if isinstance(found, Infeasible):
+            assert "taint repair:NoExecute is not tolerated for longer than 300 s" in found.message
 
     @pytest.mark.parametrize(
         ("change", "cluster"),

@@ -132,6 +132,24 @@ def test_groups_of_two_device_types_need_both() -> None:
     assert victims(1, needs, nodes, [on_gpu]) == ()
 
 
+def test_quota_must_admit_the_job_after_the_others_have_stopped() -> None:
+    jobs = [job("cheap", n0=4), job("mine", lost_s=100.0, n1=4), job("mine-elsewhere", lost_s=10.0, n9=1)]
+    own = [each.key for each in jobs if each.key[1].startswith("mine")]
+
+    def found(*used: Iterable[str]) -> set[str]:
+        """Return the victims if the quota admits the job after one of these sets of jobs has stopped."""
+        sets = [{("team", name) for name in each} for each in used]
+        return names(
+            victims(1, pods(1, 4), view([0, 0, 0]), jobs, lambda stopped: any(s <= set(stopped) for s in sets), own)
+        )
+
+    assert found(()) == {"cheap"}
+    assert found(["mine"]) == {"mine"}
+    assert found(["mine-elsewhere"]) == {"cheap", "mine-elsewhere"}
+    assert found(["mine"], ["mine-elsewhere"]) == {"cheap", "mine-elsewhere"}, "together, they lose less"
+    assert found(["unknown"]) == set()
+
+
 def test_thousand_jobs_are_decided_quickly() -> None:
     jobs = [job(f"j{i}", lost_s=float(i), **{f"n{i % 250}": 1}) for i in range(1000)]
     found = victims(1, pods(16, 4), view([0] * 250), jobs)

@@ -34,7 +34,7 @@ from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, QueuePolicy, ReservationBook
+from dljob.scheduling import QueuePolicy, ReservationBook
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Function that plans a job on a view of the cluster, with the measured profiles. Raises PlanningError if it fails."""
@@ -284,7 +284,7 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._free.view_for(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._free.growth.count(matters_to(question)), self._clock()
-        limits = NO_LIMITS if question.queued else self._queue.limits_without(key)
+        limits = self._queue.limits_of(question)
         limits_version = self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""

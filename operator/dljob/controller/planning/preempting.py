@@ -5,7 +5,7 @@ belong to the shadow reservation of the first in line. The next leader can there
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -14,7 +14,7 @@ from dljob.api import Disruption
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import matters_to, usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queueing import Ask, Queue, with_limits
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
@@ -24,16 +24,18 @@ from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.limits import quota_needs
 from dljob.scheduling import (
     NOTHING,
     PROTECTED_S,
     Preemptible,
     QueuedJob,
     Requests,
-    Reservation,
     beside_running,
     victims,
 )
+from dljob.scheduling.limits.quotas import shortages
+from dljob.scheduling.preemption import Admits
 from dljob.status import FALSE, TRUE, find, previous
 
 LOOK_S = 10.0
@@ -181,21 +183,41 @@ class Preempting:
         names = {node.name for node in whole.nodes}
         free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
         free = beside_running(free, whole, running.values())
+        limited = with_limits(question, self._queue.limits_without(key, ending | running.keys()))
+        sharing = [other for other in running if other[0] == key[0]]
         for view in _views(question, whole):
-            needs = await self._needs(question, view, ask)
-            if needs and (chosen := victims(own, needs, free, running.values())):
+            if (plan := await self._small_plan(limited, view, ask)) is None:
+                continue
+            job = self._cache.job(key)
+            needs = plan_reservation(PlannedPods.of(plan), job.spec if job is not None else {}, {})
+            if chosen := victims(own, needs, free, running.values(), self._admits(key, plan, ending), sharing):
                 found.append(chosen)
         if not found:
             return ()
         best = min(found, key=lambda each: sum(victim.cost for victim in each))
         gone = ending | {victim.key for victim in best}
-        limits = self._queue.limits_without(key, gone)
-        limited = replace(question, observed=replace(question.observed, limits=limits))
+        limited = with_limits(question, self._queue.limits_without(key, gone))
         answer = await ask(limited, self._queue.view_without(key, gone))
         return best if isinstance(answer, StoredPlan) else ()
 
-    async def _needs(self, question: ParsedJob, view: ClusterView, ask: Ask) -> tuple[Reservation, ...]:
-        """Return what the pods of a small plan of the job on ``view`` need; an empty tuple if no plan is possible.
+    def _admits(self, key: JobKey, plan: StoredPlan, ending: Collection[JobKey]) -> Admits:
+        """Return the function that says if quotas admit the ``plan`` of the job ``key`` after others have stopped.
+
+        ``ending``: jobs that stop anyway.
+        """
+        needs, known = quota_needs(plan), dict[frozenset[JobKey], bool]()
+
+        def admits(stopped: Collection[JobKey]) -> bool:
+            own = frozenset(each for each in stopped if each[0] == key[0])  # Others use other quotas.
+            if own not in known:
+                limits = self._queue.limits_without(key, {*ending, *own})
+                known[own] = not shortages(limits.quotas, needs)
+            return known[own]
+
+        return admits if needs else lambda stopped: True
+
+    async def _small_plan(self, question: ParsedJob, view: ClusterView, ask: Ask) -> StoredPlan | None:
+        """Return a small plan of the job on ``view``; None if no plan is possible.
 
         A small plan is enough to start the job, and fewer jobs must stop for it. The planner is asked for a plan with
         at most ``nodes.min`` nodes, then twice as many, and so on, until a plan is possible.
@@ -208,10 +230,9 @@ class Preempting:
             smaller = replace(question, spec=spec.model_copy(update={"nodes": nodes}))
             answer = await ask(smaller if not spec.planning.groups else question, view)
             if isinstance(answer, StoredPlan):
-                job = self._cache.job(question.observed.job.key)
-                return plan_reservation(PlannedPods.of(answer), job.spec if job is not None else {}, {})
+                return answer
             if count >= most or spec.planning.groups:
-                return ()
+                return None
             count = min(2 * count, most)
 
     def _running(self, below: int) -> dict[JobKey, Preemptible]:

@@ -272,14 +272,14 @@ class Queue:
         whole, limits = self._view_after(key, ends), self._limits_after(key, ends)
         if known is not None and known.found is None and (known.whole, known.limits) == (whole, limits):
             return None
-        plan, view = await ask(_limited(question, limits), whole), whole
+        plan, view = await ask(with_limits(question, limits), whole), whole
         found = None
         if isinstance(plan, StoredPlan):
             search = StartSearch(0, len(ends))
             while not search.done:
                 ended = ends[: search.probe]
                 earlier = self._view_after(key, ended)
-                answer = await ask(_limited(question, self._limits_after(key, ended)), earlier)
+                answer = await ask(with_limits(question, self._limits_after(key, ended)), earlier)
                 if isinstance(answer, StoredPlan):
                     plan, view = answer, earlier
                 search = search.after(feasible=isinstance(answer, StoredPlan))
@@ -316,6 +316,11 @@ class Queue:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         return limits_for(key, self._cache, self._book, ended)
 
+    def limits_of(self, question: ParsedJob) -> NamespaceLimits:
+        """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone."""
+        found = self.limits_without(question.observed.job.key)
+        return replace(found, quotas=()) if question.queued else found
+
     def _dominant_shares(self) -> dict[str, float]:
         """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.
 
@@ -343,7 +348,7 @@ def _wants_others(question: ParsedJob) -> bool:
     return accepted is not None and (accepted.spec_digest != question.digest or replan.undecided(question))
 
 
-def _limited(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
+def with_limits(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
     return replace(question, observed=replace(question.observed, limits=limits))
 
 

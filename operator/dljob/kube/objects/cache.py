@@ -43,7 +43,7 @@ from dljob.kube.kinds import (
 )  # fmt: skip
 from dljob.kube.objects import storage, trim
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
-from dljob.kube.objects.pods.evictions import PodHistory
+from dljob.kube.objects.pods.evictions import PodHistory, during
 from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans
@@ -127,7 +127,7 @@ class Cache:
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self._look_evictions = PodHistory[Eviction](attrgetter("eviction"), looks=True)
         self.profiles_version = self.limits_version = 0
-        """Numbers that increase with each change of a profile, and of a quota or limit range."""
+        """Numbers that increase with each change of a profile, and of a quota, limit range or PriorityClass."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -157,8 +157,8 @@ class Cache:
             self._forget(store, key)
             return old is not None
         capacity_changed = self._account(kind, body, seen, old)
-        if kind is NODE:
-            self._lost_nodes.added(key[1])
+        if isinstance(seen, trim.NodeSeen):
+            self._lost_nodes.added(seen)
         if kind is STATEFUL_SET:
             self._set_owners.note(meta["uid"], foreign=trim.owning_job(body) is None)
         self._forget(store, key)
@@ -182,7 +182,7 @@ class Cache:
         label. A change of a DLJob marks this job, whatever ``jobs`` contains.
         """
         self.profiles_version += kind is PROFILE
-        self.limits_version += kind in (QUOTA, LIMIT_RANGE)
+        self.limits_version += kind in (QUOTA, LIMIT_RANGE, PRIORITY_CLASS)
         self.touched.note((key,) if kind is DLJOB else (job for job in jobs if job is not None))
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
@@ -277,7 +277,7 @@ class Cache:
             tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
             for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])
         )
-        return NamespaceLimits(quotas, ranges)
+        return NamespaceLimits(quotas, ranges, self.priority_classes.default if quotas else "")
 
     def pods_of(self, key: JobKey) -> list[PodSeen]:
         """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""
@@ -363,13 +363,14 @@ class Cache:
             leftovers=tuple(text for text, each in others.items() if each.owning_job != job.name),
             being_deleted=tuple(text for text, each in others.items() if each.owning_job == job.name),
             lost_nodes=lost,
+            closed_nodes=self._lost_nodes.closed,
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
             node_conditions={node.name: node.conditions for node in used},
             machine_nodes=most_on_one_machine(node.labels for node in used),
             usable_cpus=usable_cpus(used),
             queue=self._queue(job),
-            evictions=self._evictions.of(key),
-            look_evictions=self._look_evictions.of(key),
+            evictions=during(job, self._evictions.of(key)),
+            look_evictions=during(job, self._look_evictions.of(key)),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),

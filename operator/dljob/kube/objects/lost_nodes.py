@@ -1,4 +1,7 @@
-"""Find lost nodes: nodes on which pods run, but which are deleted, are NotReady or have never been seen."""
+"""Find lost nodes: nodes on which pods run, but which are deleted, are NotReady or have never been seen.
+
+Also list the nodes that take no pods, because they are NotReady or cordoned.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -16,17 +19,32 @@ class LostNodes:
         """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
         self._removed: dict[str, None] = {}
         """Names of nodes that were deleted, oldest first."""
+        self._closed: dict[str, str] = {}
+        """Name of a node that takes no pods → the reason."""
+        self.closed: tuple[str, ...] = ()
+        """The nodes that take no pods, sorted, each with the reason, such as 'n1 (cordoned)'."""
 
-    def added(self, name: str) -> None:
+    def added(self, node: NodeSeen) -> None:
         """Note that a node exists, so that it no longer counts as lost because it was missing or deleted."""
-        self._removed.pop(name, None)
-        self._missing.pop(name, None)
+        self._removed.pop(node.name, None)
+        self._missing.pop(node.name, None)
+        why = "NotReady" if not node.ready else "cordoned" if not node.schedulable else ""
+        self._close(node.name, why)
 
     def removed(self, name: str) -> None:
         """Note that a node was deleted."""
+        self._close(name, "")
         self._removed[name] = None
         if len(self._removed) > MAX_NODES:
             del self._removed[next(iter(self._removed))]
+
+    def _close(self, name: str, why: str) -> None:
+        if self._closed.get(name, "") == why:
+            return
+        self._closed[name] = why
+        if not why:
+            del self._closed[name]
+        self.closed = tuple(f"{each} ({self._closed[each]})" for each in sorted(self._closed))
 
     def among(self, used: Iterable[str], nodes: Mapping[str, NodeSeen]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among those named in ``used``. ``nodes``: the existing nodes.

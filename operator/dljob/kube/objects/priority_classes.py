@@ -32,6 +32,12 @@ class PriorityClasses:
         found = self._find(name)
         return 0 if found is None else found.value
 
+    @property
+    def default(self) -> str:
+        """Return the name of the cluster's default class; empty if there is none."""
+        defaults = ((each.seen.value, name) for (_, name), each in self._entries.items() if each.seen.default)
+        return min(defaults, default=(0, ""))[1]
+
     def preempts(self, name: str | None) -> bool:
         """Return True if the PriorityClass, or the default class if it does not exist, lets its jobs preempt others."""
         found = self._find(name)

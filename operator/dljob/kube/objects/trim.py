@@ -52,9 +52,14 @@ IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
 """Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
 _LEAVING_TAINTS = {
     "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption",
-    "node.cloudprovider.kubernetes.io/shutdown",
+    "node.cloudprovider.kubernetes.io/shutdown", "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn", "aws-node-termination-handler/rebalance-recommendation",
+    "aws-node-termination-handler/asg-lifecycle-termination", "aws-node-termination-handler/scheduled-maintenance",
 }  # fmt: skip
-"""Taints of nodes that an autoscaler removes or that somebody has shut down."""
+"""Taints of nodes that an autoscaler removes, that the cloud takes back, or that somebody has shut down.
+
+Azure's taint is not among them, because nodes that it repairs have the same one. Azure cordons the nodes that it takes
+back."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class NodeSeen:
 
     @property
     def leaving(self) -> bool:
-        """Return True if somebody has cordoned, shut down or begun to remove the node."""
+        """Return True if somebody has cordoned, shut down or begun to remove the node, such as its cloud."""
         return not self.schedulable or any(key in _LEAVING_TAINTS for key, _, _ in self.taints)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
 from dljob.kube.answers import ApiError
-from dljob.kube.kinds import Kind
+from dljob.kube.kinds import POD, Kind
 from dljob.kube.objects.bounds import decoded_event
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import version_number
@@ -45,6 +45,11 @@ If the API server no longer has the changes since then, it answers 410, and the 
 other code, they are listed again too.
 """
 BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
+FORGET_S = 900.0
+"""Seconds without permission to list the pods of a namespace without DLJobs after which its pods no longer count.
+
+The permission goes with a deleted namespace, often before its last pods. The cache would keep these, and the devices
+that they had, until a restart. A restarted operator does not count such a namespace either."""
 
 
 def back_off_s(failures: int) -> float:
@@ -134,6 +139,7 @@ class Reflector:
                 delay_s = back_off_s(failures)
                 if error.forbidden:
                     self._permission.refused("watch" if asked else "list", error)
+                    self._forget_deleted_namespace()
                 else:
                     log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
@@ -142,6 +148,12 @@ class Reflector:
                     self._cache.unreadable.add(self.kind)
                     self.synced.set()
                 await asyncio.sleep(delay_s)
+
+    def _forget_deleted_namespace(self) -> None:
+        if self.kind is not POD or monotonic() - max(self._heard_at, self._listed_at) < FORGET_S:
+            return
+        if self.namespace is not None and all(job.namespace != self.namespace for job in self._cache.jobs()):
+            self._cache.prune(self.kind, (), 2**63, self.namespace)
 
     async def _list(self, *, first: bool) -> str:
         """Put all objects into the cache, drop those that are gone, and return the list's resourceVersion.

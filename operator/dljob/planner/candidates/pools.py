@@ -111,7 +111,19 @@ def kind_of(device: str, is_gpu: bool) -> str:
 
 
 def tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
-    """Return True if a toleration matches the taint by Kubernetes' rules.
+    """Return True if a toleration matches the taint by Kubernetes' rules, and if it does so without a time limit.
+
+    Kubernetes would evict a pod from a node with a NoExecute taint after ``tolerationSeconds``, and place the next pod
+    there again.
+    """
+    found = _toleration(tolerations, taint)
+    return found is not None and _limit_s(found, taint) is None
+
+
+def _toleration(
+    tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]
+) -> Mapping[str, object] | None:
+    """Return the first toleration that matches the taint, as in Kubernetes; None if none does.
 
     A toleration without an effect matches all effects. With the operator ``Exists``, a toleration matches all values,
     and without a key also all keys.
@@ -122,10 +134,15 @@ def tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str
             continue
         operator = toleration.get("operator") or "Equal"
         if operator == "Exists" and toleration.get("key") in (None, "", key):
-            return True
+            return toleration
         if operator == "Equal" and toleration.get("key") == key and (toleration.get("value") or "") == value:
-            return True
-    return False
+            return toleration
+    return None
+
+
+def _limit_s(toleration: Mapping[str, object], taint: tuple[str, str, str]) -> object:
+    """Return for how many seconds a toleration that matches the taint tolerates it; None: without a limit."""
+    return toleration.get("tolerationSeconds") if taint[2] == "NoExecute" else None
 
 
 def useful_cpu(node_cpu: float) -> float:
@@ -173,7 +190,9 @@ def excluded(node: Node, request: Request) -> str | None:
         if node.is_gpu and taint[0] in GPU_RESOURCES.values():
             continue  # pods that request GPUs tolerate this taint
         if taint[2] in ("NoSchedule", "NoExecute") and not tolerates(request.tolerations, taint):
-            return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
+            found = _toleration(request.tolerations, taint)
+            limit = f" for longer than {_limit_s(found, taint)} s (tolerationSeconds)" if found is not None else ""
+            return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated{limit}"
     if request.storage is not None and (node.storage_nbytes or UNLIMITED) < request.storage.node_nbytes:
         has, needs = gibibytes(node.storage_nbytes or 0), gibibytes(request.storage.node_nbytes)
         return f"it has {has} of storage, but the data needs {needs} (dataset.size)"

@@ -4,18 +4,21 @@ The manifests of a plan are rendered and checked as the API server would check t
 planner is asked again with fewer nodes and smaller pods.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dljob.api import DLJobSpec
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.observed import ClassSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible, Request
+from dljob.planner.candidates.pools import wanted
 from dljob.reconcile.parsed import ParsedJob
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
 from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
+from dljob.scheduling.limits.charges import thousandths
 from dljob.scheduling.limits.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
 from dljob.scheduling.limits.quotas import Quota, Shortage, Unstated, amount_text, shortages, unstated
 
@@ -24,6 +27,11 @@ Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 
 REASONS = frozenset({"QuotaExceeded", "LimitRangeExceeded", "QuotaNeedsLimit"})
 """Reasons of errors about the limits of a namespace."""
+FIELDS = {
+    "cpu": "spec.resources.cpu", "memory": "spec.resources.memory", "ephemeral-storage": "spec.trainer.scratch.size",
+    **dict.fromkeys(GPU_RESOURCES.values(), "spec.planning.groups"),
+}  # fmt: skip
+"""Resource → the field with which a user changes what a pod requests of it."""
 MAX_ATTEMPTS = 6
 """Maximum number of plans that are tried before the plan with the fewest nodes that the spec allows."""
 MAX_NAMED = 3
@@ -60,7 +68,8 @@ def within_limits(
     request, view = _with_default_limit(request, least), _with_room(view, request, least)
     decision = attempt(request, view)
     if isinstance(decision, Infeasible):
-        return decision
+        never = _never_admitted(request, view, limits.quotas) if decision.reason == "DeviceBusy" else None
+        return never or decision
     first = _checked(parsed, decision, limits, least, config)
     if isinstance(first, StoredPlan):
         return first
@@ -79,6 +88,33 @@ def within_limits(
     why = f": {first.why}" if first.why else ""
     smaller = f"the best plan does not fit the limits of the namespace, so this plan is smaller{why}"
     return found.model_copy(update={"warning": f"{found.warning}; {smaller}" if found.warning else smaller})
+
+
+def _never_admitted(request: Request, view: ClusterView, quotas: Sequence[Quota]) -> Infeasible | None:
+    """Return an error if a quota is too small for the fewest pods of a job even if nothing else uses the quota.
+
+    Without this error, a job that waits for devices would not say that it cannot start even if these become free. Only
+    what the spec says counts, without a plan: the number of pods, their CPU and memory requests, and one GPU for each
+    pod if the job can only use GPUs. Quotas with scopes do not count.
+    """
+    pods = sum(choice.nodes for choice in request.fixed) or max(1, request.nodes_min)
+    needs = {"pods": 1000 * pods, "count/pods": 1000 * pods}
+    for name, amount in (("cpu", request.cpu_per_pod), ("memory", request.memory_per_pod_nbytes)):
+        needs |= dict.fromkeys((name, f"requests.{name}"), int(1000 * (amount or 0) * pods))
+    names = (*request.devices, *(choice.device for choice in request.fixed))
+    kinds = {
+        vendor(node.device) if node.is_gpu else "" for node in view.nodes if not names or wanted(node.device, names)
+    }
+    if len(kinds) == 1 and (kind := kinds.pop()):
+        gpus = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed) or pods
+        needs[f"requests.{GPU_RESOURCES[kind]}"] = 1000 * gpus
+    short = tuple(
+        Shortage(quota.name, name, quota.hard[name], quota.used.get(name, 0), needed)
+        for quota in quotas
+        for name, needed in sorted(needs.items())
+        if not quota.scopes and name in quota.hard and needed > quota.hard[name]
+    )
+    return _exceeded(short, f"that the job needs at least {pods} nodes") if short else None
 
 
 def _with_few_cpus(
@@ -235,14 +271,18 @@ def _checked(
             "spec.checkpoint.volume.size", str(wrong), "Change spec.checkpoint.volume.size, or change the LimitRange"
         )
         return _Unfit(reason, found.nodes, why=str(wrong))
+    claim = claim and _with_class(claim, parsed.observed.classes or ())
     sets = stateful_sets(job, spec, found, config)
     charges: dict[str, Charge] = {}
     for group, manifest in zip(found.groups, sets, strict=True):
         pod = with_defaults(manifest["spec"]["template"]["spec"], limits.ranges)
+        pod.setdefault("priorityClassName", limits.priority_class)
         if wrong := violation(pod, limits.ranges):
-            name = wrong.resource if wrong.resource in ("cpu", "memory") else ""
-            field = f"spec.resources.{name}".rstrip(".")
-            remedy = f"Set {field} and, for CPUs, spec.resources.cpuLimit to allowed values, or change the LimitRange"
+            field = FIELDS.get(wrong.resource, "spec.podTemplateOverrides")
+            values = (
+                "and spec.resources.cpuLimit to allowed values" if wrong.resource == "cpu" else "to an allowed value"
+            )
+            remedy = f"Set {field} {values}, or change the LimitRange"
             return _Unfit(_forbidden(field, str(wrong), remedy), found.nodes, why=str(wrong))
         charges[group.name] = pod_charge(pod)
         if missing := unstated(limits.quotas, pod, charges[group.name]):
@@ -250,17 +290,40 @@ def _checked(
     if not limits.quotas:
         return found
     charges[""] = object_charge(_new_objects(parsed, spec, found, config, claim, sets))
-    needs = [(charges[group.name], group.nodes) for group in found.groups] + [(charges[""], 1)]
-    short = shortages(limits.quotas, needs)
-    if not short:
-        return found.model_copy(update={"charges": charges})
-    return _Unfit(_exceeded(short, found), found.nodes, short, str(short[0]), charges[found.groups[0].name])
+    charged = found.model_copy(update={"charges": charges})
+    if not (short := shortages(limits.quotas, quota_needs(charged))):
+        return charged
+    reason = _exceeded(short, f"a plan with {found.nodes} nodes")
+    return _Unfit(reason, found.nodes, short, str(short[0]), charges[found.groups[0].name])
+
+
+def _with_class(claim: Manifest, classes: Iterable[ClassSeen]) -> Manifest:
+    """Return the claim with the default StorageClass that it gets from the API server if it names no class.
+
+    Quotas may limit the storage of one class. If the cluster has several default classes, the newest one counts, which
+    the operator does not know. The claim then does not change.
+    """
+    defaults = [each.name for each in classes if each.default]
+    if "storageClassName" in claim["spec"] or len(defaults) != 1:
+        return claim
+    return {**claim, "spec": {**claim["spec"], "storageClassName": defaults[0]}}
+
+
+def quota_needs(plan: StoredPlan) -> list[tuple[Charge, int]]:
+    """Return what the objects of a plan charge to quotas: pairs of the charge of an object and their number.
+
+    Return an empty list if the plan was made without quotas.
+    """
+    charges = plan.charges or {}
+    groups = [(group.name, group.nodes) for group in plan.groups] + [("", 1)]
+    return [(charges[name], count) for name, count in groups if name in charges]
 
 
 def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
     """Return the plan with requests that the LimitRanges allow. Requests that the spec sets do not change."""
     changed: dict[str, object] = {}
-    limit = least.limit.get("cpu") if not spec.resources.cpu_limit else None
+    stated = spec.resources.cpu_limit
+    limit = thousandths(stated) if stated else least.limit.get("cpu")
     low, high = least.least.get("cpu", 0), min(least.most.get("cpu", 2**62), limit or 2**62)
     if limit and "cpu" in least.ratio:
         low = max(low, -(-1000 * limit // least.ratio["cpu"]))
@@ -306,7 +369,7 @@ def _identity(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
 
 
-def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
+def _exceeded(short: tuple[Shortage, ...], found: str) -> Infeasible:
     listed = "; ".join(map(str, short[:MAX_NAMED])) + (f"; and {len(short) - MAX_NAMED} more" if short[3:] else "")
     never = [item for item in short if item.needed > item.hard]
     remedy = (
@@ -315,7 +378,7 @@ def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
         if never
         else "Wait until other objects of the namespace are gone, raise the quota, or lower spec.nodes.min"
     )
-    text = f"found a plan with {found.nodes} nodes that exceeds the namespace's quota: {listed}. {remedy}"
+    text = f"found {found}, which exceeds the namespace's quota: {listed}. {remedy}"
     return Infeasible("QuotaExceeded", "spec.nodes", text, transient=True)
 
 

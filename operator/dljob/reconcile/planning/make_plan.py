@@ -10,7 +10,7 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.cluster import ClusterView
 from dljob.cluster.energy import HOUR_S
 from dljob.job.defaults import applied_site, site_of
-from dljob.job.observed import SetSeen
+from dljob.job.observed import ClaimSeen, ClassSeen, SetSeen
 from dljob.job.plan.grace import assumed_bandwidth, too_short
 from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
@@ -47,12 +47,16 @@ RETRY_S = 15.0
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 """Prefixes of the lines in ``ParsedJob.defaulted`` about defaults that limit the nodes of a job."""
 
+LACK_OF_NODES = {"TooFewNodes", "NoSuchDevice"}
+"""Reasons of Planned=False of a job that the cluster cannot run with the nodes that take pods now."""
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
     "Preempted", "PriorityClassFound", "WithinQuota", "DeadlineFeasible", "DeadlineAtRisk", "PlanEdited",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
+ANY_CLAIM = ClaimSeen("", "", ())
+"""The job's own claim in a question, which says only that the claim exists: a plan then needs no quota for it."""
 MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
@@ -90,7 +94,9 @@ def question(parsed: ParsedJob) -> ParsedJob:
         parsed,
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
-            claims={}, classes=None, volumes={}, plan=None, report=None, report_problem=None, lost_nodes={}, view=None,
+            claims=dict.fromkeys({Names.of(observed.job).claim} & observed.claims.keys(), ANY_CLAIM),
+            classes=tuple(ClassSeen(item.name, default=True) for item in observed.classes or () if item.default),
+            volumes={}, closed_nodes=(), plan=None, report=None, report_problem=None, lost_nodes={}, view=None,
             learned={}, rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None,
             limits=NO_LIMITS, node_conditions={}, preemption=None, room_for=None, resting=None, lacks_priority_class="",
             rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
@@ -381,6 +387,9 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False, started: bool = Fa
 def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
     """Return the condition Planned=False with the reason ``found`` why no plan is possible."""
     running, text = parsed.accepted, f"{found.field}: {found.message}"
+    if found.reason in LACK_OF_NODES and (closed := parsed.observed.closed_nodes):
+        more = f" and {len(closed) - left_out.MAX_NAMED} more" if len(closed) > left_out.MAX_NAMED else ""
+        text = f"{text}; nodes that take no pods now: {', '.join(closed[: left_out.MAX_NAMED])}{more}"
     if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
         text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
     if running is not None and not quiet(parsed.observed):

@@ -74,7 +74,8 @@ class Violation:
 class Bounds:
     """What the LimitRanges allow for the trainer container of a pod, by resource and in thousandths of a unit.
 
-    ``least`` and ``most``: smallest and largest request and limit. ``limit``: limit that a container without one gets.
+    ``least`` and ``most``: smallest and largest request and limit. ``limit``: limit that a container without one gets,
+    the smallest if several ranges have defaults, because the API server may apply any of these.
     ``ratio``: largest quotient of limit and request.
     """
 
@@ -100,12 +101,15 @@ def bounds(ranges: Iterable[LimitRange]) -> Bounds:
             for name, value in values.items():
                 found[name] = min(value, found.get(name, value))
         for name, text in item.default.items() if item.type == "Container" else ():
-            limit.setdefault(name, thousandths(text))
+            limit[name] = min(thousandths(text), limit.get(name, thousandths(text)))
     return Bounds(least, most, limit, ratio)
 
 
 def with_defaults(spec: Json, ranges: Iterable[LimitRange]) -> dict[str, Any]:
-    """Return a pod's spec with the default requests and limits that LimitRanger adds to its containers."""
+    """Return a pod's spec with the default requests and limits that LimitRanger adds to its containers.
+
+    If several ranges have a default limit of a resource, LimitRanger applies any of them. The smallest one counts here.
+    """
     items = [item for each in ranges for item in each.items if item.type == "Container"]
     result = dict(spec)
     for key in ("initContainers", "containers"):
@@ -118,9 +122,16 @@ def _defaulted(container: Json, items: Iterable[LimitItem]) -> dict[str, Any]:
     stated = container.get("resources") or {}
     limits = dict(stated.get("limits") or {})
     requests = {**limits, **(stated.get("requests") or {})}
+    defaults: dict[str, str] = {}
     for item in items:
-        limits = {**item.default, **limits}
+        smaller = {
+            name: text
+            for name, text in item.default.items()
+            if thousandths(text) < thousandths(defaults.get(name, text))
+        }
+        defaults = {**item.default, **defaults, **smaller}
         requests = {**item.default_request, **requests}
+    limits = {**defaults, **limits}
     return {**container, "resources": {**stated, "requests": requests, "limits": limits}}
 
 
@@ -136,7 +147,15 @@ def violation(spec: Json, ranges: Iterable[LimitRange]) -> Violation | None:
         where = f"container {container.get('name')}"
         for name, limit in limits.items():
             if requests.get(name, 0) > limit:
-                given = next((each.name for each in ranges for item in each.items if name in item.default), None)
+                given = next(
+                    (
+                        each.name
+                        for each in ranges
+                        for item in each.items
+                        if name in item.default and thousandths(item.default[name]) == limit
+                    ),
+                    None,
+                )
                 text = f"found a request of {_text(requests[name])} above the default limit of {_text(limit)}"
                 if given is not None:
                     return Violation(given, where, name, text)

@@ -111,10 +111,15 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """The quotas and limit ranges of a job's namespace, sorted by name."""
+    """The quotas and limit ranges of a job's namespace, sorted by name.
+
+    ``priority_class``: the cluster's default PriorityClass, which the API server gives to pods that name none, before
+    it compares them with the scopes of quotas. Empty: there is none.
+    """
 
     quotas: tuple[Quota, ...] = ()
     ranges: tuple[LimitRange, ...] = ()
+    priority_class: str = ""
 
     @property
     def empty(self) -> bool:
@@ -122,7 +127,7 @@ class NamespaceLimits:
 
     def grown(self, before: "NamespaceLimits") -> bool:
         """Return True if these limits may allow a plan that the earlier limits ``before`` did not allow."""
-        if self.ranges != before.ranges:
+        if (self.ranges, self.priority_class) != (before.ranges, before.priority_class):
             return True
         now = {quota.name: quota for quota in self.quotas}
         for old in before.quotas:

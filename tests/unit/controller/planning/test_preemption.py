@@ -310,6 +310,27 @@ def test_quota_that_the_urgent_job_would_exceed_saves_the_others() -> None:
     preempting(body)
 
 
+def test_job_stops_that_uses_the_quota_of_the_urgent_one_although_another_would_lose_less() -> None:
+    """Fixed bug: only the cheapest jobs were considered. Their quota was another one, so the urgent job waited on."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        gpu = "requests.nvidia.com/gpu"
+        cluster.quota("team-a", {gpu: "0"}, **{gpu: "1"})
+        jobs = [cluster.submit("mine", **ONE), cluster.submit("other", "team-b", second=1, **ONE)]
+        await operator.watch(1.0)
+        for key, node in zip(jobs, ("n1", "n2"), strict=True):
+            await cluster.bind(await cluster.create_pods(key), node)
+        cluster.quota("team-a", {gpu: "1"}, **{gpu: "1"})
+        await operator.watch(1.0)
+        await cluster.api.merge(DLJOB, *jobs[0], {"status": {"progress": {"step": 5000, "steps": 10**9, "percent": 0}}})
+        high = cluster.submit("high", second=3, **urgent(ONE))
+        await operator.watch(15.0)
+        assert [await replicas(cluster, key) for key in jobs] == [0, 1]
+        assert operator.planned(high) == "MakingRoom"
+
+    preempting(body)
+
+
 def test_job_whose_priority_class_vanished_runs_on_and_is_no_victim() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("batch", 10)

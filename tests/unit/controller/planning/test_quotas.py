@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dljob.kube import JobKey
-from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET
+from dljob.kube.kinds import POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, STORAGE_CLASS
 from dljob.reconcile.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
@@ -15,6 +15,8 @@ from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
+DEFAULT_CLASS: Json = {"storageclass.kubernetes.io/is-default-class": "true"}
+CLAIM_OF_FIRST = "team-a", "first-checkpoints"
 
 
 def on_six_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
@@ -116,6 +118,29 @@ def test_job_starts_without_the_quota() -> None:
     on_six_nodes(body)
 
 
+def test_quota_for_the_default_priority_class_counts_jobs_that_name_no_class() -> None:
+    """Fixed bug: the job was planned again and again, and the API server rejected its pods each time."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("normal", 100, default=True)
+        cluster.priority_class("higher", 200, default=True)
+        selector = {"scopeName": "PriorityClass", "operator": "In", "values": ["normal"]}
+        spec = {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [selector]}}
+        status = {"hard": {"pods": "1"}, "used": {"pods": "0"}}
+        meta = {"name": "normal", "namespace": "team-a"}
+        cluster.api._store(QUOTA, {"metadata": meta, "spec": spec, "status": status})
+        key = cluster.submit("first", **SPEC)
+        await operator.watch()
+        assert operator.planned(key) == "QuotaExceeded", (
+            "of several default classes, the one with the least value counts"
+        )
+        await cluster.api.delete(PRIORITY_CLASS, "", "normal")
+        await operator.watch()
+        assert operator.planned(key) == "Planned"
+
+    on_six_nodes(body)
+
+
 def test_own_pods_do_not_count_against_a_new_plan() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", pods="2")
@@ -128,6 +153,26 @@ def test_own_pods_do_not_count_against_a_new_plan() -> None:
         await cluster.edit(key, epochs=6)
         await operator.watch()
         assert operator.planned(key) == "Planned"
+
+    on_six_nodes(body)
+
+
+def test_job_that_resumes_needs_no_quota_for_the_claim_that_it_has() -> None:
+    """Fixed bug: a job whose claim filled the quota of its namespace never started again after a suspension."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", persistentvolumeclaims="1")
+        cluster.api._store(STORAGE_CLASS, {"metadata": {"name": "shared", "annotations": DEFAULT_CLASS}})
+        key = cluster.submit("first", **{**SPEC, "checkpoint": {"enabled": True}})
+        await operator.watch()
+        assert operator.planned(key) == "Planned" and ("persistentvolumeclaims", *CLAIM_OF_FIRST) in cluster.api.objects
+        cluster.quota("team-a", {"persistentvolumeclaims": "1"}, persistentvolumeclaims="1")
+        await cluster.edit(key, suspend=True)
+        await operator.watch()
+        assert operator.condition(key, "Admitted") == ("False", "Suspended")
+        await cluster.edit(key, suspend=False)
+        await operator.watch()
+        assert operator.planned(key) == "Planned" and operator.condition(key, "Admitted") == ("True", "Starting")
 
     on_six_nodes(body)
 
@@ -228,7 +273,7 @@ def test_job_waits_for_no_devices_that_its_quota_would_not_give_it() -> None:
         await operator.watch()
         other = cluster.submit("other", "team-b", second=2, **{**SPEC, "epochs": 100_000})
         await operator.watch()
-        assert (operator.planned(large), operator.planned(other)) == ("DeviceBusy", "Planned")
+        assert (operator.planned(large), operator.planned(other)) == ("QuotaExceeded", "Planned")
         cluster.quota("team-a", pods="6")
         await operator.watch()
         one = {"nodes": {"min": 1, "max": 1}, "epochs": 1_000_000}  # longer than the others

@@ -193,12 +193,24 @@ class TestObserve:
             ({}, 3, True),
             ({"unschedulable": True}, 3, False),
             ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}, 3, False),
+            ({"taints": [{"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}]}, 3, False),
+            ({"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}, 3, False),
             ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, 3, False),
             ({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]}, 3, True),
             ({}, 1, True),
             ({}, 0, False),
         ],
-        ids=["alone", "cordoned", "scaled down", "by Karpenter", "Kubernetes' own taint", "one of two", "all nodes"],
+        ids=[
+            "alone",
+            "cordoned",
+            "scaled down",
+            "taken back by GKE",
+            "taken back by AWS",
+            "by Karpenter",
+            "Kubernetes' own taint",
+            "one of two",
+            "all nodes",
+        ],
     )
     def test_node_fails_by_itself_unless_somebody_took_it_away(
         self, spec: Json, others: int, failed: bool, cache: Cache

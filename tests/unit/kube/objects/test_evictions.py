@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from dljob.kube import Cache
 from dljob.kube.kinds import DLJOB, POD
 from dljob.kube.objects.pods.evictions import MAX_MESSAGE, MAX_PODS
@@ -43,6 +45,21 @@ def test_eviction_outlives_its_pod() -> None:
     found.drop(POD, "ns", "digits-cpu-0", "a")
     found.put(POD, pod("b", {"phase": "Pending"}))
     assert evictions(found) == [("digits-cpu-0", "a", "n1", MESSAGE)]
+
+
+@pytest.mark.parametrize(
+    ("at", "counts"), [("2026-01-01T00:00:59Z", False), ("2026-01-01T00:01:00Z", True), ("", True), ("unknown", True)]
+)
+def test_eviction_of_a_pod_of_an_earlier_job_of_this_name_does_not_count(at: str, counts: bool) -> None:
+    """Fixed bug: the pod was remembered anew while it stopped, and the next job failed because of its storage."""
+    found, status = cache(), evicted()
+    status["conditions"][0]["lastTransitionTime"] = at
+    found.put(POD, pod("a", status))
+    found.drop(DLJOB, "ns", "digits", "job")
+    found.put(POD, pod("a", {**status, "message": f"{MESSAGE} It stops."}))
+    meta = {"name": "digits", "namespace": "ns", "uid": "next", "creationTimestamp": "2026-01-01T00:01:00Z"}
+    found.put(DLJOB, {"metadata": meta, "spec": {}})
+    assert bool(evictions(found)) == counts
 
 
 def test_other_ends_of_pods_are_no_evictions() -> None:

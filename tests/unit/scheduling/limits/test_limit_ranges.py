@@ -1,5 +1,6 @@
 """Tests of LimitRanges: the defaults that containers get, and the pods and claims that are forbidden."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,16 @@ def test_first_range_gives_the_default() -> None:
     [container] = with_defaults(pod({"cpu": "1"}), ranges)["containers"]
     assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
     assert bounds(ranges).limit["cpu"] == 1000
+
+
+def test_smallest_default_limit_counts_whatever_the_names_of_the_ranges() -> None:
+    """Fixed bug: LimitRanger applied the default of the second range, which was below the requests of the pods."""
+    ranges = [limit_range(default={"cpu": "2", "memory": "1Gi"}), limit_range(default={"cpu": "900m"})]
+    [container] = with_defaults(pod({"cpu": "1"}), ranges)["containers"]
+    assert container["resources"]["limits"] == {"cpu": "900m", "memory": "1Gi"}
+    assert bounds(ranges).limit["cpu"] == 900
+    found = violation(with_defaults(pod({"cpu": "1"}), ranges), [replace(ranges[0], name="a"), ranges[1]])
+    assert found is not None and (found.range, found.resource) == ("r", "cpu")
 
 
 def test_bounds_are_the_strictest() -> None:

@@ -3,10 +3,11 @@
 A StatefulSet replaces an evicted or rejected pod so soon that a reconcile often does not see it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from dljob.job.observed import SIGKILLED, TRAINER_CONTAINER, Eviction, LookSeen, PodSeen
+from dljob.job.observed import SIGKILLED, TRAINER_CONTAINER, Eviction, JobSeen, LookSeen, PodSeen
 from dljob.render import Names
 
 MAX_JOBS, MAX_PODS = 1000, 16
@@ -26,6 +27,22 @@ def eviction(body: Mapping[str, Any]) -> Eviction | None:
     targets = (each for each in status.get("conditions") or () if each.get("type") == "DisruptionTarget")
     at = next((str(each.get("lastTransitionTime") or "")[:64] for each in targets), "")
     return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE], at)
+
+
+def during(job: JobSeen, found: Iterable[Eviction]) -> tuple[Eviction, ...]:
+    """Return the evictions that are not older than the job: the others are of pods of an earlier job of its name.
+
+    Pods that still stop after their job is gone can be evicted, or change, so that they are remembered anew.
+    """
+    return tuple(each for each in found if not each.at or _time(each.at) >= job.created)
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def memory_killed_at(container: Mapping[str, Any]) -> str:
