@@ -34,8 +34,6 @@ NCCL_PART = 0.8
 Published measurements of large messages (vTrain, MICRO 2024, artifact): 229 of 300 GB/s on 8 A100, and 134.5 of 150
 GB/s on 8 V100. On networks between nodes NCCL reaches nearly all: 192 of 200 GB/s on DGX A100 (issue 812 of
 NVIDIA/nccl), so their bandwidth counts as stated."""
-
-
 MORE = 1.02
 """Minimum factor by which a larger number of ranks must increase a rank's largest batch with a sharded optimizer.
 
@@ -126,7 +124,8 @@ class Option:
 
     def largest_of(self, held: Workload) -> int:
         """Return the largest local batch of a rank that holds ``held``, such as a part of the optimizer state."""
-        largest = memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors)
+        workers = 0 if self.pool.is_gpu else self.processes  # they do not use GPU memory
+        largest = memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors, workers)
         return min(largest, memory.largest_batch_of_pod(held, self.host_nbytes, self.ranks_per_node, self.processes))
 
     def needed_nbytes(self, held: Workload, samples: int) -> int:
@@ -252,7 +251,7 @@ def _with_nodes(
             update_s=found.update_s,
             update_once_s=found.update_once_s,
         )
-        result.append(replace(option, largest_batch=option.largest_of(held)) if pool.is_gpu else option)
+        result.append(replace(option, largest_batch=option.largest_of(held)))
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
     if known is None or not result or pool.crossing is not None:
         return result
