@@ -160,6 +160,7 @@ def part_nbytes(
     return PROCESS_NBYTES + PART_MARGIN * held
 
 
+@lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dljob.cluster import ClusterView
@@ -13,7 +12,7 @@ from dljob.planner.candidates.node_layout import layouts
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
-from dljob.planner.plan import ordered
+from dljob.planner.data_parallel import ordered
 from dljob.planner.search.objective import score
 from dljob.planner.search.screen import Screen
 from support.planner_questions import DIGITS, T4, decided, rejected, view
@@ -49,13 +48,10 @@ def test_screening_knows_the_server(mode: str, uneven: bool, cluster: ClusterVie
     tried = 0
     for i, one in enumerate(ways):
         for j in range(i, len(ways)):
-            row = np.zeros(len(ways), dtype=np.int64)
-            row[i] = 2
-            row[j] = 2
             if i != j and one.label == ways[j].label:
                 continue
-            found = screen.screen(np.array([row]))
-            parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
+            found = screen.screen(screen.types.rows([{i: 2, j: 2}]))
+            parts = ordered([Part(ways[option], 2) for option in {i, j}])
             exact = evaluate(parts, "ParameterServer", request, workload)
             assert isinstance(exact, Choice)
             assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.15), exact.summary
