@@ -29,7 +29,7 @@ class Rows:
     """Number of nodes of each type of device; 0 if a candidate does not use the type."""
 
     def __len__(self) -> int:
-        return self.nodes.shape[1]
+        return int(self.nodes.shape[1])
 
     @cached_property
     def used(self) -> NDArray[np.bool_]:
