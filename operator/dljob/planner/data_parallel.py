@@ -11,6 +11,7 @@ from math import inf
 
 import numpy as np
 
+from dlcontract import SERVERS
 from dljob.calibrate.learned import Learned
 from dljob.perf.step.input_data import Stored
 from dljob.perf.workload.workload import Workload, in_precision
@@ -120,7 +121,7 @@ def candidates(
             parts = ordered([Part(ways[option], n) for option, n in rows.pairs(i)])
             # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
             names = collectives(request, parts) if i == 0 else (best,)
-            tried = [(parts, evaluate(parts, name, request, typed)) for name in names]
+            tried = [_with_best_server(request, parts, name, typed) for name in names]
             found += tried
             known.add(search, promising[i], [choice for _, choice in tried if isinstance(choice, Choice)])
     return found, refusals + memory_refusals(smallest, request)
@@ -175,6 +176,24 @@ class _Known:
     @staticmethod
     def _figures(search: Search, at: int) -> tuple[float, float, float]:
         return float(search.found.step_s[at]), float(search.found.energy_J[at]), float(search.found.usd[at])
+
+
+def _with_best_server(request: Request, parts: list[Part], name: CollectiveName, workload: Workload) -> Found:
+    """Return the plan with these groups of nodes. If it has a parameter server, the best group has this rank.
+
+    ``parts``: the fastest group first. The last rank is the server, or the first one with LayeredServer. A fast server
+    may save more time than a fast worker.
+    """
+    tried = [(parts, evaluate(parts, name, request, workload))]
+    if name in SERVERS:
+        for part in parts:
+            others = [other for other in parts if other is not part]
+            order = [part, *others] if name == "LayeredServer" else [*others, part]
+            if order != parts:
+                tried.append((order, evaluate(order, name, request, workload)))
+    choices = [choice for _, choice in tried if isinstance(choice, Choice)]
+    best = min(choices, key=lambda c: objective.score(request, c.prediction), default=tried[0][1])
+    return next(each for each in tried if each[1] is best)
 
 
 def with_best_cores(request: Request, groups: Sequence[list[Part]], workload: Workload) -> list[Found]:

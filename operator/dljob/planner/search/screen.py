@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dlcontract import SERVERS
 from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy
-from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
+from dljob.perf.step.communication import Link, allreduce_s, layered_server_s, scatter_gather_s
 from dljob.perf.step.compute import active_parts
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
@@ -105,11 +105,9 @@ class Screen:
         self._micro_batches = options[0].micro_batches
         self._overlapping_s = np.array([o.overlapping_s for o in options])
         self._has_steps = np.array([o.steps is not None for o in options])
-        self._known = [
-            (steps, number)
-            for number, members in enumerate(self.types.members)
-            if (steps := next((options[i].steps for i in members if options[i].steps is not None), None)) is not None
-        ]
+        by_type = [[options[i].steps for i in members.tolist()] for members in self.types.members]
+        firsts = [next(filter(None, steps), None) for steps in by_type]
+        self._known = [(steps, number) for number, steps in enumerate(firsts) if steps is not None]
         self.collectives = (request.collective,) if request.collective else summing(options[0])[:4]
         self._servers = Servers(options, request, workload) if request.collective in SERVERS else None
 
@@ -124,7 +122,8 @@ class Screen:
         numbers, number_of = np.unique(ranks, return_inverse=True)
         stragglers = np.array([straggler_factor(n) for n in numbers.tolist()])[number_of]
         finite_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
-        waiting_s = finite_s * (stragglers * rows.largest(self._packing, 1.0) - 1)
+        packing = rows.largest(self._packing, 1.0) if self._servers is None else np.ones(len(rows))
+        waiting_s = finite_s * (stragglers * packing - 1)
         waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * rows.largest(self._latency_s)
         step_s = compute_s + best + waiting_s
         apart = self._servers is not None and self.request.synchronization != "Synchronous"
@@ -231,13 +230,17 @@ class Screen:
         for i, collective in enumerate(self.collectives):
             total, after_s = np.zeros((2, len(rows)))
             name = priced(collective, is_gpu, self.request.reduced_by_script)
+            tensors = self.workload.tensors
             for link, at in groups:
                 if self._sharded:
                     total[at], after_s[at] = scatter_gather_s(nbytes, n[at], link, parts, nodes[at])
+                elif collective == "LayeredServer":
+                    both_s = np.stack([np.asarray(s) for s in layered_server_s(nbytes, n[at], link, tensors)])
+                    total[at], after_s[at] = np.where(n[at] > 1, both_s, 0.0)
                 else:
-                    tensors = self.workload.tensors
                     total[at] = allreduce_s(name, nbytes, n[at], link, parts, nodes=nodes[at], tensors=tensors)
-            felt = np.asarray(exposed_s(total, hiding_s, parts, overlaps)) + after_s
+            pieces = tensors if collective == "LayeredServer" else parts
+            felt = np.asarray(exposed_s(total, hiding_s, pieces, overlaps)) + after_s
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)
         return best, choice
