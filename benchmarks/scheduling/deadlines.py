@@ -122,7 +122,7 @@ def choose(case: Case, factors: Sequence[float], deadline_s: float) -> Plan:
     """
     step_s = np.array([plan.step_s * factors[plan.device] for plan in case.plans])
     energy_J = step_s * np.array([plan.power_W for plan in case.plans])
-    screened = Screened(step_s, step_s * P90, energy_J, energy_J, energy_J, ["Ring"] * len(step_s))
+    screened = Screened(step_s, step_s * P90, energy_J, energy_J, energy_J, np.zeros(len(step_s), np.int64))
     request = Request("job", 1, case.steps, minimize="Energy").at_pace(deadline_s)
     return case.plans[int(np.argmin(objective.scores(request, screened)))]
 

@@ -31,4 +31,4 @@ def micro_batches_of(planned: int, planned_shares: Sequence[int], shares: Sequen
 def replica_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
     """Return each replica's part of a global batch. The parts differ by at most one sample, the larger ones first."""
     each, more = divmod(global_batch, replicas)
-    return tuple(each + (replica < more) for replica in range(replicas))
+    return (each + 1,) * more + (each,) * (replicas - more)

@@ -4,29 +4,21 @@ The planner divides the nodes into pools of equal devices and lists the options 
 combinations of options approximately, evaluates the most promising ones exactly, and explains the best one.
 """
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
-from dljob.perf.step.input_data import Stored
-from dljob.perf.workload.workload import Workload, in_precision
-from dljob.planner import batch
+from dljob.perf.workload.workload import in_precision
+from dljob.planner import batch, data_parallel
 from dljob.planner.candidates import precision, recomputation
-from dljob.planner.candidates.accumulation import accumulated
-from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
-from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_candidates, fixed_parts
-from dljob.planner.candidates.node_layout import Layout, layouts
-from dljob.planner.candidates.options import Option, options, sharing_options
-from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
-from dljob.planner.candidates.request_workload import stored_of, workload_of
-from dljob.planner.candidates.shard_space import largest_share
+from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.request_workload import workload_of
+from dljob.planner.data_parallel import Constants, Found, Made
 from dljob.planner.explanation.contradictions import (
     nothing_requested,
     too_few_for_server,
@@ -37,7 +29,6 @@ from dljob.planner.explanation.contradictions import (
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
-    memory_refusals,
     model_parallel_refusals,
     shown,
     slower,
@@ -60,21 +51,11 @@ from dljob.planner.observed import (
 )
 from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, sharded, strategy_search, unsupported
-from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
-from dljob.planner.search.screen import Screen
-from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, PowerLimit, Refusal, Request, Strategy
+from dljob.planner.types import Choice, Decision, Infeasible, PowerLimit, Refusal, Request
 from dljob.planner.unpredicted import plan_unpredicted
 
-EVALUATED_ROWS = 10
-"""Number of best candidates that the planner evaluates exactly after an approximate search. It also evaluates the best
-candidate of as many different sets of device types."""
 MAX_REFUSALS = 20
-
-Constants = Mapping[tuple[str, str], Learned]
-"""(Name of the measured model or training script, device type) → measured constants."""
-Found = tuple[list[Part], Choice | Refusal]
-Made = dict[tuple[str, bool, Layout, Stored | None, str, bool], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -191,15 +172,15 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     elif request.fixed:
         typed = [in_precision(workload, each) for each in precision.of_groups(request, nodes.pools)]
         variants = [each for half in typed for each in recomputation.variants(request, half)]
-        for each, strategy in product(variants, strategies(request)):
+        for each, strategy in product(variants, data_parallel.strategies(request)):
             groups = fixed_candidates(request, nodes, each, learned, strategy)
             if isinstance(groups, Infeasible):
                 return groups
-            found += _with_best_cores(request, groups, each)
+            found += data_parallel.with_best_cores(request, groups, each)
     else:
         if (short := too_few(request, nodes, view) or too_few_for_server(request, nodes)) is not None:
             return short
-        found, refusals = _candidates(request, nodes, workload, learned, made)
+        found, refusals = data_parallel.candidates(request, nodes, workload, learned, made)
     if request.strategy == "Auto":
         whole = [replace(p, option=p.option.single or p.option) for p in found[0][0]] if request.fixed else []
         if whole and typed[0].precision != "FP32":  # model parallelism computes in float32
@@ -209,7 +190,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             request,
             nodes,
             workload,
-            lambda pool, layout: _options(pool, layout, workload, request, learned, made),
+            lambda pool, layout: data_parallel.options_of(pool, layout, workload, request, learned, made),
             whole,
         )
         found += [([], choice) for choice in split_up[0]]
@@ -219,7 +200,11 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     kept = _without_worse_precisions(request, choices)
     chosen = objective.best(request, kept) if kept else None
     better = unsupported.search(
-        request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
+        request,
+        nodes,
+        workload,
+        lambda pool, each, typed: data_parallel.options_of(pool, each, typed, request, learned, made),
+        chosen,
     )
     if chosen is None:
         refusals += sharded.offered(request, nodes, workload, learned)
@@ -233,7 +218,11 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if parts := next(parts for parts, c in found if c is chosen):
         used = recomputation.of_choice(workload, chosen)
         refusals += more_cores(
-            request, chosen, parts, used, lambda pool, each: _options(pool, each, used, request, learned, made)
+            request,
+            chosen,
+            parts,
+            used,
+            lambda pool, each: data_parallel.options_of(pool, each, used, request, learned, made),
         )
         refusals += strategy_search.others(request, chosen, parts, used)
         advice = power_limits(request, chosen, parts, used)
@@ -257,97 +246,6 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     )
 
 
-def strategies(request: Request) -> tuple[Strategy, ...]:
-    """Return the data-parallel strategies to consider: Data, or Optimizer (with a sharded optimizer), or both.
-
-    If the user requests Optimizer, return only Optimizer. If the user requests Auto, return both, unless the user fixes
-    a collective that cannot be used with a sharded optimizer. Otherwise, return only Data.
-    """
-    if request.strategy == "Auto":
-        return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
-    return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)
-
-
-def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
-    """Return the all-reduce algorithms to consider for a plan: the user's choice, or all that are useful for its ranks.
-
-    ``parts``: the groups of nodes of the plan, with their ranks.
-    """
-    if request.collective:
-        return (request.collective,)
-    names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
-    if ranks == 1:
-        return names[:1]  # one rank has no gradients to reduce, so any name will do
-    if ranks == 2:  # one worker needs no server, and halving-doubling between two ranks is a ring
-        return tuple(n for n in names if n not in ("ParameterServer", "HalvingDoubling"))
-    return names
-
-
-def _candidates(
-    request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
-) -> tuple[list[Found], list[Refusal]]:
-    """Return the most promising data-parallel candidates, evaluated exactly, and the rejected devices with reasons.
-
-    ``nodes``: the nodes that the job may use. ``made``: cache of options (ways to use a type of device). A job never
-    mixes GPUs and CPUs, or GPUs of two vendors (``Pool.kind``).
-    """
-    found: list[Found] = []
-    refusals = [*nodes.refusals, *precision.refusals(request, nodes.pools)]
-    searches = [
-        (able, typed, strategy, typed is variants[-1] and strategy == strategies(request)[-1])
-        for kind in KINDS
-        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.kind == kind], learned)
-        for variants in [recomputation.variants(request, in_precision(workload, each))]
-        for typed, strategy in product(variants, strategies(request))
-    ]
-    smallest: list[tuple[list[Option], Workload]] = []
-    for pools, typed, strategy, needs_least in searches:
-        is_gpu = any(pool.is_gpu for pool in pools)
-        most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
-        ways = [
-            _accumulated(option, request)
-            for pool in pools
-            for g in layouts(pool, request)
-            for option in (
-                sharing_options(pool, g, typed, request, learned, most)
-                if strategy == "Optimizer"
-                else _options(pool, g, typed, request, learned, made)
-            )
-        ]
-        if needs_least:  # of memory
-            smallest.append((ways, typed))
-        ways = [o for o in ways if largest_share(o, request.global_batch, request.storage) >= 1]
-        if not ways:
-            continue
-        search = Search(ways, request, Screen(ways, request, typed))
-        search.run()
-        rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
-        for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
-            parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
-            # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
-            names = collectives(request, parts) if i == 0 else (best,)
-            tried = [(parts, evaluate(parts, name, request, typed)) for name in names]
-            found += tried
-    return found, refusals + memory_refusals(smallest, request)
-
-
-def _with_best_cores(request: Request, groups: Sequence[list[Part]], workload: Workload) -> list[Found]:
-    """Return the plans with groups that the user fixes, with the numbers of cores for which the best of them is best.
-
-    They differ in the collective. ``groups``: the same groups with different numbers of cores, the most first. If none
-    fits into memory, return those with the fewest cores, which need the least.
-    """
-    tried: list[list[Found]] = []
-    for each in groups:
-        parts = [replace(part, option=_accumulated(part.option, request)) for part in each]
-        tried.append([(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)])
-    choices = [choice for found in tried for _, choice in found if isinstance(choice, Choice)]
-    if not choices:
-        return tried[-1]
-    best = objective.best(request, choices)
-    return next(found for found in tried if any(choice is best for _, choice in found))
-
-
 def _without_worse_precisions(request: Request, choices: list[Choice]) -> list[Choice]:
     """Return the plans that are in the preferred precision of their devices, and others that beat the best of these.
 
@@ -362,26 +260,3 @@ def _without_worse_precisions(request: Request, choices: list[Choice]) -> list[C
     bar = objective.score(request, objective.best(request, whole).prediction)
     better = [objective.score(request, choice.prediction) < bar for choice in choices]
     return [choice for choice, *reasons in zip(choices, usual, better, strict=True) if any(reasons)]
-
-
-def _accumulated(option: Option, request: Request) -> Option:
-    asked = None if request.chooses_micro_batches else min(request.micro_batches, request.global_batch)
-    return accumulated(option, asked, request.global_batch)
-
-
-def _options(
-    pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Constants, made: Made
-) -> list[Option]:
-    """Return the options to use a pool with a layout of ranks and cores, from the cache ``made`` if possible.
-
-    Options depend on the global batch size only through the data that the job reads from disk.
-    """
-    key = (pool.device, pool.is_gpu, layout, stored_of(request), workload.precision, workload.recomputes)
-    if key not in made:
-        made[key] = options(pool, layout, workload, request, learned)
-    return made[key]
-
-
-def ordered(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts (groups of nodes of a plan) with the fastest ranks first, so that rank 0 is on a fast node."""
-    return sorted(parts, key=lambda p: (p.option.curve.slope_s, p.option.label))

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ class Curve:
 
     def __post_init__(self) -> None:
         assert len(self.batches) == len(self.times_s) >= 1, "a curve has a time for each batch"
-        assert all(a <= b for a, b in zip(self.batches, self.batches[1:], strict=False)), "batches rise"
         if any(a * SAME >= b for a, b in zip(self.batches, self.batches[1:], strict=False)):
+            assert all(map(le, self.batches, self.batches[1:])), "batches rise"
             self._merge_knots()
-        assert all(a <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)), "times never fall"
+        assert all(map(le, self.times_s, self.times_s[1:])), "times never fall"
         assert self.times_s[0] > 0 and self.slope_s > 0, "every sample costs time"
 
     def _merge_knots(self) -> None:
@@ -98,7 +99,9 @@ class Curve:
 
         This is the time if each sample needs work that does not overlap with the rest of the step.
         """
-        ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
+        if not per_sample_s:
+            return self
+        ends = self._from_zero()
         times = tuple(t + per_sample_s * b for b, t in ends)
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
@@ -131,6 +134,8 @@ class Curve:
 
     def scaled(self, factor: float) -> "Curve":
         """Return this curve with all times multiplied by ``factor``."""
+        if factor == 1.0:
+            return self
         return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)
 
 

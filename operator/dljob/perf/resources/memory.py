@@ -160,6 +160,7 @@ def part_nbytes(
     return PROCESS_NBYTES + PART_MARGIN * held
 
 
+@lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
@@ -200,16 +201,25 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
     return {name: nbytes for name, nbytes in sorted(found.items(), key=lambda item: -item[1]) if nbytes}
 
 
-def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool, growth: TermFactors = ()) -> int:
+def largest_batch(
+    workload: Workload, memory_nbytes: float, is_gpu: bool, growth: TermFactors = (), workers: int = 0
+) -> int:
     """Return the largest local batch in samples with which a rank needs at most ``memory_nbytes`` bytes of memory.
 
     Return 0 if the model alone does not fit, and at most ``MAX_SAMPLES``. The memory is GPU memory or, on CPUs, main
-    memory. ``growth``: as for ``held_nbytes``.
+    memory. ``growth``: as for ``held_nbytes``. ``workers``: data-loading processes of the rank that use this memory.
     """
     fixed, each = _line(workload, is_gpu, growth)
+    fixed += loaders_nbytes(workload, 0, workers)
+    each += workers * PREFETCHED_BATCHES * workload.sample_nbytes
     if memory_nbytes <= fixed:
         return 0
     return int(min(MAX_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
+
+
+def loaders_nbytes(workload: Workload, batch: int, workers: int) -> int:
+    """Return the main memory in bytes of a rank's data-loading processes, with a local batch of ``batch`` samples."""
+    return workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
 
 
 def shm_nbytes(ranks: int, is_gpu: bool) -> int:
@@ -229,8 +239,8 @@ def pod_nbytes(
     if is_gpu:
         held, each = _beside_gpu(workload, workers)
         return fixed + ranks * int(held + batch * each)
-    ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
-    return fixed + ranks * (rank_nbytes(workload, batch, is_gpu, growth) + ahead)
+    each_rank = rank_nbytes(workload, batch, is_gpu, growth) + loaders_nbytes(workload, batch, workers)
+    return fixed + ranks * each_rank
 
 
 def largest_batch_of_pod(workload: Workload, memory_nbytes: float, ranks: int, workers: int = 0) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlcontract import Precision
 from dljob.cluster.catalogue import Device
@@ -214,6 +215,11 @@ def active_part(workload: Workload, device: Device, batch: float) -> float:
     if device.kind == "cpu":
         return 1.0
     return kernels_curve(workload, device).seconds(batch) / roofline(workload, device).seconds(batch)
+
+
+def active_parts(workload: Workload, device: Device, batches: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``active_part`` of a GPU for each batch in the array ``batches``."""
+    return kernels_curve(workload, device).seconds_array(batches) / roofline(workload, device).seconds_array(batches)
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ measured steps.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve
@@ -99,9 +100,7 @@ class Fetching:
         where busy_s is the delay per sample because the workers use the rank's cores, and pace_s is the time per sample
         of the slowest stage. The exposed input time is the larger of b busy_s and b pace_s - computing(b).
         """
-        if not self.workers:
-            return computing.plus(self.total_s)
-        return computing.plus(self.busy_s).at_least(self.pace_s)
+        return _over(self, computing)
 
     def exposed_input_s(self, compute_s: float, samples: float) -> float:
         """Return the exposed input time: the seconds by which a step takes longer than ``compute_s`` due to its input.
@@ -118,6 +117,13 @@ class Fetching:
         Return 0 without workers, because the input time of every batch is then part of its step.
         """
         return samples * self.total_s if self.workers else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _over(fetching: Fetching, computing: Curve) -> Curve:
+    if not fetching.workers:
+        return computing.plus(fetching.total_s)
+    return computing.plus(fetching.busy_s).at_least(fetching.pace_s)
 
 
 def workers_of(cores: float) -> int:

@@ -13,10 +13,12 @@ input in the backward pass, unless this input is the data itself (Shoeybi et al.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
+from typing import Literal
 
-from dljob.perf.resources.memory import PREFETCHED_BATCHES
+from dljob.cluster.catalogue import TermFactors
+from dljob.perf.resources.memory import PART_KEPT, PART_REPLICATED, PREFETCHED_BATCHES, part_nbytes
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, Workload
 
@@ -53,12 +55,12 @@ class Stages:
     """Fraction of the model's arithmetic that the busiest stage does."""
     stages: tuple[Stage, ...]
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Return the number of parameters in the stage with the most."""
         return max(stage.parameters for stage in self.stages)
 
-    @property
+    @cached_property
     def boundary_elements(self) -> float:
         """Return the elements per sample that one stage sends to the next, at the largest boundary."""
         return max(stage.input_elements for stage in self.stages)
@@ -306,3 +308,37 @@ def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
     """
     messages = [2 * max(1.0, workload.optimizer_slots) * part.parameters for part in parts]
     return [state_nbytes(workload) + max(messages), *messages[1:]]
+
+
+@lru_cache(maxsize=4096)  # the search tries the same splits on each type of device
+def rank_nbytes(
+    workload: Workload,
+    strategy: Literal["Pipeline", "Tensor"],
+    ranks: int,
+    micro_batches: int,
+    replicas: int,
+    batch: int,
+    is_gpu: bool,
+    growth: TermFactors,
+    checkpoints: bool,
+) -> int:
+    """Return the memory in bytes that a rank needs on its device if ``ranks`` ranks split each replica of the model.
+
+    ``batch``: samples per step of one replica. With ``checkpoints``, on CPUs, the result includes what ranks need while
+    rank 0 gathers the state of the whole model in main memory (``gathering_nbytes``). All pods have the same size, so
+    the rank with the most memory counts. Each rank creates only its part of the model. ``growth``: as for
+    ``memory.part_nbytes``.
+    """
+    model = cut_up(workload)
+    if strategy == "Pipeline":
+        parts = stages_held(workload, model.cut_into(ranks), micro_batches, batch)
+    else:
+        assert model.pairs is not None, "checked before"
+        parts = [tensor_held(workload, model.pairs, ranks, ceil(batch / micro_batches))] * ranks
+    factor = PART_KEPT["convolutions" if workload.has_convolutions else strategy]
+    needed = [part_nbytes(each.state, each.kept, each.largest, is_gpu, growth, factor) for each in parts]
+    if not is_gpu and replicas > 1:
+        needed = [n + PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
+    if not is_gpu and checkpoints:
+        needed = [n + more for n, more in zip(needed, gathering_nbytes(workload, parts), strict=True)]
+    return int(max(needed))

@@ -22,6 +22,7 @@ from math import ceil
 from dljob.perf.fit.curve import Curve
 from dljob.perf.resources.memory import MAX_SAMPLES
 from dljob.perf.step.compute import at_least
+from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.options import Option
 
 MAX_MICRO_BATCHES = 4096
@@ -90,6 +91,19 @@ def unlimited(option: Option, batch: int) -> Option:
 def accumulated(option: Option, micro_batches: int | None, batch: int) -> Option:
     """Return the option with gradient accumulation. ``micro_batches``: their number; None: the planner chooses it."""
     return unlimited(option, batch) if micro_batches is None else accumulating(option, micro_batches)
+
+
+def holding(option: Option, held: Workload, batch: int) -> Option:
+    """Return the option with the largest local batch of ranks that store ``held``: shards of the optimizer's state.
+
+    Until the number of ranks is known, an option assumes that only its ``min_ranks`` share the state. ``batch``: the
+    global batch size.
+    """
+    if option.strategy != "Optimizer":
+        return option
+    if option.single is not None:
+        return unlimited(replace(option.single, largest_batch=option.single.largest_of(held)), batch)
+    return replace(option, largest_batch=min(MAX_SAMPLES, option.micro_batches * option.largest_of(held)))
 
 
 def micro_batches_of(

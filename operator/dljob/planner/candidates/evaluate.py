@@ -15,7 +15,7 @@ from dljob.perf.step.communication import Link
 from dljob.perf.step.compute import active_part
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.accumulation import micro_batches_of, update_part_s
+from dljob.planner.candidates.accumulation import holding, micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.evaluations import evaluations_s
@@ -23,10 +23,10 @@ from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.node_layout import Layout, cores_text
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of
-from dljob.planner.candidates.shard_space import largest_share, too_little_memory, too_little_space
+from dljob.planner.candidates.shard_space import largest_share, too_large, too_little_memory, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.storage import Storage
-from dljob.planner.types.texts import gibibytes, group_names, rate, samples
+from dljob.planner.types.texts import group_names, rate, samples
 
 LEAST_BUSY = 0.25
 """Minimum fraction of a rank's CPUs that its pod requests. Even a rank whose steps hardly use the CPUs needs them to
@@ -126,28 +126,6 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
 
 
-def too_large(held: Workload, share: int, option: Option, what: str) -> str:
-    """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
-
-    ``held``: the workload with the optimizer state that one rank holds. ``option``: the type of device, and the memory
-    of a rank on it. ``what``: the text for the samples, such as '64 samples'. If GPUs have enough memory, the reason is
-    the main memory of their nodes.
-
-    Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
-    """
-    needed = option.needed_nbytes(held, share)
-    if needed <= option.memory_nbytes and option.pod_nbytes(held, share) > option.host_nbytes:
-        ranks, pod = option.ranks_per_node, gibibytes(option.pod_nbytes(held, share))
-        with_ranks = f"a pod with {ranks} rank{'s' if ranks > 1 else ''} and {what}"
-        return f"does not fit: {with_ranks} needs {pod} of main memory, but {gibibytes(option.host_nbytes)} are free"
-    activations = needed - option.needed_nbytes(held, 0)
-    mostly = f"of which {gibibytes(activations)} are activations"
-    if activations < needed / 2:
-        mostly = f"of which {gibibytes(needed - activations)} do not depend on the batch size"
-    room = gibibytes(option.memory_nbytes)
-    return f"does not fit: {what} need {gibibytes(needed)} ({mostly}), but a rank has {room}"
-
-
 def evaluate(
     parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
 ) -> Choice | Refusal:
@@ -165,7 +143,9 @@ def evaluate(
         asked = _with(parts, options)
         return shares_of(asked, request.global_batch, request.uneven, serving, first=layered, storage=request.storage)
 
-    chosen, micro_batches = micro_batches_of([p.option for p in parts], shares_with)
+    held = held_by(parts, workload)
+    able = [holding(p.option, held, request.global_batch) for p in parts]
+    chosen, micro_batches = micro_batches_of(able, shares_with)
     parts = _with(parts, chosen)
     if apart and not serving:
         text = "asynchronous training needs at least 2 ranks (a worker and a parameter server), but the plan has 1 rank"
@@ -173,7 +153,6 @@ def evaluate(
     shares = shares_with(chosen)
     if shares is None:
         return _does_not_fit(parts, request, workload, serving)
-    held = held_by(parts, workload)
     pods = [(p.option, p.nodes, _pod_nbytes(p, s, held)) for p, s in zip(parts, shares, strict=True)]
     if (too_little := too_little_memory(pods, request)) is not None:
         return Refusal(describe(parts), too_little)

@@ -4,7 +4,7 @@ On CPU nodes, few ranks with many cores save communication and memory, and many 
 that more threads do not speed up. The planner compares both (``perf.step.core_scaling`` has the model).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log2
@@ -123,15 +123,16 @@ def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
     with at most one CPU, all nodes that have as much count, even if it is not free. With groups that the user fixes,
     several such ranks also count as fitting, if they need no more CPUs than the smallest node has.
     """
+    cpus = layout.cpus
     if pool.is_gpu:
-        least = 0.0 if request.cpu_per_pod else layout.cpus
+        ranks, least = layout.ranks, 0.0 if request.cpu_per_pod else cpus
         nodes = zip(pool.memory_nbytes, pool.free, pool.room_cpu, strict=True)
-        return [m for m, free, room in nodes if free >= layout.ranks and room >= least]
+        return [m for m, free, room in nodes if free >= ranks and room >= least]
     if request.cpu_per_pod:
         return list(pool.memory_nbytes)
-    if layout.cores <= 1 and (layout.ranks == 1 or (bool(request.fixed) and layout.cpus <= pool.cpu)):
+    if layout.cores <= 1 and (layout.ranks == 1 or (bool(request.fixed) and cpus <= pool.cpu)):
         return [m for m, cpu in zip(pool.memory_nbytes, pool.node_cpu, strict=True) if cpu >= layout.cores]
-    return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]
+    return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= cpus]
 
 
 def memory_tiers(pool: Pool, layout: Layout, request: Request, least_nbytes: float = 0.0) -> list[tuple[int, int]]:
@@ -144,29 +145,30 @@ def memory_tiers(pool: Pool, layout: Layout, request: Request, least_nbytes: flo
     ``least_nbytes``, the memory of a pod. On CPUs, where this memory bounds the batch of a rank, there are more sets
     (``_cpu_tiers``). If the pod fits on no node, return an empty list.
     """
-    sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
-    counts, least = {len(sizes), sum(m >= least_nbytes for m in sizes)}, max(sizes, default=0) / 2
-    while sizes and least > sizes[-1]:
-        counts.add(sum(m >= least for m in sizes))
+    sizes = sorted(nodes_with_room(pool, layout, request))
+    amounts, least = {0.0, float(least_nbytes)}, max(sizes, default=0) / 2
+    while sizes and least > sizes[0]:
+        amounts.add(least)
         least /= 2
     if not pool.is_gpu:
-        counts |= _cpu_tiers(sizes, request)
-    return [(count, sizes[count - 1]) for count in sorted(counts) if count]
+        amounts |= _cpu_tiers(sizes, request)
+    counts = {len(sizes) - bisect_left(sizes, amount) for amount in amounts}
+    return [(count, sizes[-count]) for count in sorted(counts) if count]
 
 
-def _cpu_tiers(sizes: Sequence[int], request: Request) -> set[int]:
-    """Return the numbers of CPU nodes, those with the most memory first, that are sets of nodes of their own.
+def _cpu_tiers(sizes: Sequence[int], request: Request) -> set[float]:
+    """Return amounts of memory. The CPU nodes with at least one of these amounts are a set of nodes of their own.
 
-    ``sizes``: free memory of the nodes, in falling order. The sets have the nodes with at least as much as one of them,
+    ``sizes``: free memory of the nodes, in rising order. The sets have the nodes with at least as much as one of them,
     for each of up to ``MEMORY_AMOUNTS`` different amounts. If there are more, they have the nodes with at least one of
     ``MEMORY_STEPS`` amounts in equal steps from that of the fewest nodes of a plan down to the smallest. A pod that
     fits on enough nodes thus fits on all nodes of a set.
     """
     amounts: set[float] = {*sizes}
     if len(amounts) > MEMORY_AMOUNTS:
-        most = sizes[min(max(1, request.nodes_min), len(sizes)) - 1]
-        amounts = {most - i * (most - sizes[-1]) / MEMORY_STEPS for i in range(MEMORY_STEPS)}
-    return {sum(m >= amount for m in sizes) for amount in amounts}
+        most = sizes[-min(max(1, request.nodes_min), len(sizes))]
+        amounts = {most - i * (most - sizes[0]) / MEMORY_STEPS for i in range(MEMORY_STEPS)}
+    return amounts
 
 
 def _powers(most: int) -> list[int]:

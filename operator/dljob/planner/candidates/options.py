@@ -1,6 +1,6 @@
 """Options: the ways to use each type of device, which all candidate plans share, and the slowest link between ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf
@@ -34,8 +34,6 @@ NCCL_PART = 0.8
 Published measurements of large messages (vTrain, MICRO 2024, artifact): 229 of 300 GB/s on 8 A100, and 134.5 of 150
 GB/s on 8 V100. On networks between nodes NCCL reaches nearly all: 192 of 200 GB/s on DGX A100 (issue 812 of
 NVIDIA/nccl), so their bandwidth counts as stated."""
-
-
 MORE = 1.02
 """Minimum factor by which a larger number of ranks must increase a rank's largest batch with a sharded optimizer.
 
@@ -126,7 +124,8 @@ class Option:
 
     def largest_of(self, held: Workload) -> int:
         """Return the largest local batch of a rank that holds ``held``, such as a part of the optimizer state."""
-        largest = memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors)
+        workers = 0 if self.pool.is_gpu else self.processes  # they do not use GPU memory
+        largest = memory.largest_batch(held, self.memory_nbytes, self.pool.is_gpu, self.device.growth_factors, workers)
         return min(largest, memory.largest_batch_of_pod(held, self.host_nbytes, self.ranks_per_node, self.processes))
 
     def needed_nbytes(self, held: Workload, samples: int) -> int:
@@ -252,7 +251,7 @@ def _with_nodes(
             update_s=found.update_s,
             update_once_s=found.update_once_s,
         )
-        result.append(replace(option, largest_batch=option.largest_of(held)) if pool.is_gpu else option)
+        result.append(replace(option, largest_batch=option.largest_of(held)))
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
     if known is None or not result or pool.crossing is not None:
         return result
@@ -270,28 +269,31 @@ def _with_nodes(
 
 
 def sharing_options(
-    pool: Pool,
+    whole: Sequence[Option],
     layout: Layout,
     workload: Workload,
     request: Request,
     learned: Mapping[tuple[str, str], Learned],
     most_ranks: int,
 ) -> list[Option]:
-    """Return the ways to use the nodes of ``pool`` if the ranks shard the optimizer.
+    """Return the ways to use the nodes of a pool if the ranks shard the optimizer.
 
-    The more ranks shard it, the larger a batch each rank can hold. ``most_ranks``: maximum number of ranks of a plan.
-    Some options suit any number of ranks. Others require at least 2, 4, 8 or 16 ranks; they are added if they raise a
-    rank's largest batch by more than the factor ``MORE``.
+    The more ranks shard it, the larger a batch each rank can hold. ``whole``: the ways to use them with strategy Data.
+    ``most_ranks``: maximum number of ranks of a plan. Some options suit any number of ranks. Others require at least 2,
+    4, 8 or 16 ranks; they are added if they raise a rank's largest batch by more than the factor ``MORE``.
     """
-    similar = options(pool, layout, workload, request, learned, "Optimizer")
+    if any(option.learned is not None and option.learned.steps for option in whole):
+        similar = options(whole[0].pool, layout, workload, request, learned, "Optimizer")
+    else:
+        similar = [replace(option, strategy="Optimizer") for option in whole]
     found = list(similar)
     for least in (2, 4, 8, 16):
         if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):
             break
         held = memory.sharded(workload, least)
-        more = [replace(o, min_ranks=least, largest_batch=o.largest_of(held)) for o in similar]
-        most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in more}
-        found += [o for o in more if o.largest_batch > MORE * most[o.nodes]]
+        most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in similar}
+        more = [(o, o.largest_of(held)) for o in similar]
+        found += [replace(o, min_ranks=least, largest_batch=n) for o, n in more if n > MORE * most[o.nodes]]
     return found
 
 

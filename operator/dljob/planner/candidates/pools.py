@@ -70,6 +70,11 @@ class Pool:
     def nodes(self) -> int:
         return len(self.free)
 
+    @cached_property
+    def falling_memory_nbytes(self) -> tuple[int, ...]:
+        """Return the free main memory of all nodes in bytes, the largest first."""
+        return tuple(sorted(self.memory_nbytes, reverse=True))
+
     @property
     def is_one_machine(self) -> bool:
         """Return True if all nodes of this pool are on one machine."""

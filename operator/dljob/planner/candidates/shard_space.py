@@ -1,10 +1,12 @@
-"""Limits of candidates by the space on each node: for shards of the data, and for pods of groups on unequal nodes.
+"""Limits of candidates by memory and by the space on each node: for ranks, for pods, and for shards of the data.
 
 Nodes have shards of the data with ``dataset.distribution: Sharded``.
 """
 
 from collections.abc import Sequence
 
+from dljob.perf.resources import memory
+from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room
 from dljob.planner.candidates.options import Option
@@ -60,3 +62,28 @@ def too_little_memory(groups: Sequence[tuple[Option, int, int]], request: Reques
                 f"data-loading processes, but {gibibytes(free[-1])} are free"
             )
     return None
+
+
+def too_large(held: Workload, share: int, option: Option, what: str) -> str:
+    """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
+
+    ``held``: the workload with the optimizer state that one rank holds. ``option``: the type of device, and the memory
+    of a rank on it. ``what``: the text for the samples, such as '64 samples'. If GPUs have enough memory, the reason is
+    the main memory of their nodes.
+
+    Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
+    """
+    needed = option.needed_nbytes(held, share)
+    loaders = 0 if option.pool.is_gpu else memory.loaders_nbytes(held, share, option.processes)
+    if needed <= option.memory_nbytes and option.pod_nbytes(held, share) > option.host_nbytes:
+        ranks, pod = option.ranks_per_node, gibibytes(option.pod_nbytes(held, share))
+        with_ranks = f"a pod with {ranks} rank{'s' if ranks > 1 else ''} and {what}"
+        return f"does not fit: {with_ranks} needs {pod} of main memory, but {gibibytes(option.host_nbytes)} are free"
+    activations = needed - option.needed_nbytes(held, 0)
+    mostly = f"of which {gibibytes(activations)} are activations"
+    if activations < needed / 2:
+        mostly = f"of which {gibibytes(needed - activations)} do not depend on the batch size"
+    if loaders > needed:
+        mostly = f"of which {gibibytes(loaders)} are for data-loading processes"
+    room = gibibytes(option.memory_nbytes)
+    return f"does not fit: {what} need {gibibytes(needed + loaders)} ({mostly}), but a rank has {room}"

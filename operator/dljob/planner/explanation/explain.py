@@ -9,9 +9,9 @@ from dljob.perf.resources import memory
 from dljob.perf.step import model_split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import room
-from dljob.planner.candidates.evaluate import too_large
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible
+from dljob.planner.candidates.shard_space import too_large
 from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request

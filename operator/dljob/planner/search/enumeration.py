@@ -6,7 +6,7 @@ every power of two ranks, and mixes that have exactly the least or the largest n
 A local search then starts from the best candidates and ends when no neighbour is better.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +18,9 @@ from dljob.planner.candidates.options import Option
 from dljob.planner.search.objective import meets_all, scores
 from dljob.planner.search.objective import tolerance as equally_good
 from dljob.planner.search.pareto import MAX_SHOWN, promising
-from dljob.planner.search.screen import Counts, Screen, Screened
+from dljob.planner.search.rows import Integers, Rows, joined
+from dljob.planner.search.screen import Screen, Screened
+from dljob.planner.search.screen import joined as joined_predictions
 from dljob.planner.types import CollectiveName, Request
 
 COMPLETE = 4000
@@ -53,14 +55,10 @@ def charged_cpus(option: Option, request: Request) -> float:
 
 
 class Search:
-    """Search over candidate plans, stored as rows of an array.
-
-    A row contains the number of nodes for each option (way to use one device type). It uses at most one option of each
-    device type.
-    """
+    """Search over candidate plans, which are rows of arrays (``Rows``)."""
 
     def __init__(self, options: Sequence[Option], request: Request, screen: Screen) -> None:
-        self.options, self.request, self.screen = options, request, screen
+        self.options, self.request, self.screen, self._types = options, request, screen, screen.types
         self._most = np.array([o.nodes for o in options], dtype=np.int64)
         self._least = np.array([o.min_nodes for o in options], dtype=np.int64)
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
@@ -70,33 +68,31 @@ class Search:
         ]
         self._devices = np.array([o.ranks_per_node * (1 if o.pool.is_gpu else max(1.0, o.cores)) for o in options])
         self._cpus = np.array([charged_cpus(o, request) for o in options])
-        self._device = np.array(_numbered([o.label for o in options]))
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
         self._seen = np.zeros(0, dtype=np.int64)
-        self.counts: Counts = np.zeros((0, len(options)), dtype=np.int64)
-        self.found: Screened = screen.screen(self.counts)
+        self.rows: Rows = self._types.empty(0)
+        self.found: Screened = screen.screen(self.rows)
         self.scores: NDArray[np.float64] = np.zeros(0)
 
     def run(self) -> None:
-        """Run the search. Store the rows in ``counts``, their predictions in ``found``, their scores in ``scores``."""
-        by_device = [np.flatnonzero(self._device == d) for d in range(self._device.max() + 1)]
+        """Run the search. Store the rows in ``rows``, their predictions in ``found``, their scores in ``scores``."""
         size = 1
-        for members in by_device:
+        for members in self._types.members:
             size *= 1 + int(self._most[members].sum())
         if size <= COMPLETE:
-            self._look(self._complete(by_device))
+            self._look(self._complete())
             return
-        self._look(self._stacked(self._row({i: n}) for i in range(len(self.options)) for n in self._grid(i)))
-        best = [int(members[self._best_alone(members)]) for members in by_device]
-        fewest = [int(members[self._per_node[members].argmin()]) for members in by_device]
-        self._look(np.concatenate([self._mixes(best), self._at_bounds(fewest)]))
+        self._look(self._types.rows([{i: n} for i in range(len(self.options)) for n in self._grid(i)]))
+        best = [int(members[self._best_alone(members)]) for members in self._types.members]
+        fewest = [int(members[self._per_node[members].argmin()]) for members in self._types.members]
+        self._look(joined([*self._mixes(best), self._at_bounds(fewest)]))
         for _ in range(ROUNDS):
             before = self.scores.min(initial=np.inf)
             top = np.argsort(self.scores, kind="stable")[:SEEDS]
             if not len(top):
                 break
-            self._look(np.concatenate([self._neighbours(self.counts[i], best, by_device) for i in top]))
+            self._look(joined([rows for i in top.tolist() for rows in self._neighbours(i, best)]))
             if not self.scores.min(initial=np.inf) < before:
                 break
 
@@ -105,37 +101,15 @@ class Search:
         bound = min(most, max(1, self.request.nodes_min))
         return sorted({*grid(most, fine), bound})
 
-    def _row(self, counts: dict[int, int]) -> NDArray[np.int64]:
-        row = np.zeros(len(self.options), dtype=np.int64)
-        for i, n in counts.items():
-            row[i] = n
-        return row
-
-    def _most_of(self, subset: Sequence[int]) -> NDArray[np.int64]:
-        """Return the row with all nodes of each option in ``subset``."""
-        return self._row({i: int(self._most[i]) for i in subset})
-
-    def _stacked(self, rows: Iterable[NDArray[np.int64]]) -> Counts:
-        """Return the rows as an array of shape (rows, options), also if there are no rows."""
-        return np.array(list(rows), dtype=np.int64).reshape(-1, len(self.options))
-
-    def _pairs(self, picked: Sequence[tuple[int, int, int, int]]) -> Counts:
-        """Return a row for each (option, nodes, other option, nodes of the other option)."""
-        rows = np.zeros((len(picked), len(self.options)), dtype=np.int64)
-        if picked:
-            one, nodes, other, nodes_of_other = np.array(picked, dtype=np.int64).T
-            rows[np.arange(len(picked)), one] = nodes
-            rows[np.arange(len(picked)), other] = nodes_of_other
-        return rows
-
-    def _complete(self, by_device: list[NDArray[np.intp]]) -> Counts:
+    def _complete(self) -> Rows:
         """Return all combinations of node counts, with at most one option of each device type."""
-        rows = self._stacked([self._row({})])
-        for members in by_device:
-            counts = [(int(i), n) for i in members for n in range(1, int(self._most[i]) + 1)]
-            ways = self._stacked(self._row({i: n}) for i, n in [(int(members[0]), 0), *counts])
-            rows = (rows[:, None, :] + ways).reshape(-1, len(self.options))
-        return rows
+        ways = [
+            [(int(members[0]), 0), *((int(i), n) for i in members for n in range(1, int(self._most[i]) + 1))]
+            for members in self._types.members
+        ]
+        at = np.indices([len(each) for each in ways]).reshape(len(ways), -1)
+        pairs = [np.array(each, dtype=np.int64)[picked].T for each, picked in zip(ways, at, strict=True)]
+        return Rows(*(np.stack([pair[i] for pair in pairs]) for i in (0, 1)))
 
     def _best_alone(self, members: NDArray[np.intp]) -> int:
         """Return the index in ``members`` of the option that has the best score in a candidate without other options.
@@ -143,27 +117,29 @@ class Search:
         ``members``: the options of one type of device. If no option is feasible alone, return the index of the option
         with the most ranks.
         """
-        alone = (self.counts > 0).sum(axis=1) == 1
-        best = [self.scores[alone & (self.counts[:, i] > 0)].min(initial=np.inf) for i in members]
+        number = self._types.of_option[members[0]]
+        alone = self.rows.used[number] & (self.rows.used.sum(axis=0) == 1)
+        option, scores = self.rows.option[number, alone], self.scores[alone]
+        best = [scores[option == i].min(initial=np.inf) for i in members]
         if np.isfinite(best).any():
             return int(np.argmin(best))
         return int(np.argmax([self.options[i].nodes * self.options[i].ranks_per_node for i in members]))
 
-    def _mixes(self, best: list[int]) -> Counts:
+    def _mixes(self, best: list[int]) -> list[Rows]:
         grids = {i: self._grid(i, fine=False) for i in best}
-        pairs = self._pairs([(i, n, j, m) for i, j in combinations(best, 2) for n in grids[i] for m in grids[j]])
+        pairs = [{i: n, j: m} for i, j in combinations(best, 2) for n in grids[i] for m in grids[j]]
         fastest = sorted(best, key=lambda i: self.options[i].curve.slope_s)[:8]
-        subsets = [self._most_of(s) for size in range(2, len(fastest) + 1) for s in combinations(fastest, size)]
+        subsets = [s for size in range(2, len(fastest) + 1) for s in combinations(fastest, size)]
         if not subsets:
-            return pairs
-        most = np.stack(subsets)
-        return np.concatenate([pairs, self._scaled(most), self._filled(most, fastest), self._at_bounds(best)])
+            return [self._types.rows(pairs)]
+        most = self._types.rows([{i: int(self._most[i]) for i in subset} for subset in subsets])
+        return [self._types.rows(pairs), self._scaled(most), self._filled(most, fastest), self._at_bounds(best)]
 
     def _bounds(self) -> tuple[int, int]:
         """Return the least and the largest number of nodes that the request allows."""
         return max(1, self.request.nodes_min), self.request.nodes_max or int(self._most.sum())
 
-    def _at_bounds(self, best: Sequence[int]) -> Counts:
+    def _at_bounds(self, best: Sequence[int]) -> Rows:
         """Return rows with exactly as many nodes as a bound of the request.
 
         Each row uses the nodes of one type first, and then those of the others, the fastest first. ``best``: an option
@@ -173,110 +149,113 @@ class Search:
         rows = []
         for nodes in dict.fromkeys(self._bounds()):
             for first in fastest:
-                left, row = nodes, self._row({})
+                left, row = nodes, dict[int, int]()
                 for i in (first, *(other for other in fastest if other != first)):
-                    row[i] = min(left, self._most[i])
+                    row[i] = min(left, int(self._most[i]))
                     left -= row[i]
                 if not left:
                     rows.append(row)
-        return self._stacked(rows)
+        return self._types.rows(rows)
 
-    def _scaled(self, most: Counts) -> Counts:
+    def _scaled(self, most: Rows) -> Rows:
         """Return each row of ``most`` scaled down to several total numbers of nodes.
 
         A row of ``most`` has all nodes of some device types. A scaled row has nearly the same fraction of the nodes of
         every device type.
         """
-        total = most.sum(axis=1, keepdims=True)
+        total = most.total_nodes[:, None]
         bounds = [np.full_like(total, self.request.nodes_min), np.minimum(total, self.request.nodes_max or total)]
         nodes = np.concatenate([total >> np.arange(12), *bounds], axis=1)
-        scaled = -(-most[:, None, :] * nodes[:, :, None] // total[:, :, None])
-        rows: Counts = np.minimum(most[:, None, :], scaled)
-        return rows.reshape(-1, most.shape[1])
+        scaled = -(-most.nodes[:, :, None] * nodes // total)
+        return _repeated(most, np.minimum(most.nodes[:, :, None], scaled))
 
-    def _filled(self, most: Counts, fastest: Sequence[int]) -> Counts:
+    def _filled(self, most: Rows, fastest: Sequence[int]) -> Rows:
         """Return, for each row of ``most``, rows that have 2, 4, 8, ... ranks and use the fastest devices first.
 
         A row of ``most`` has all nodes of some device types. ``fastest``: the options, the fastest first.
         Halving-doubling is much faster at a power of two ranks, so changing the nodes of one device cannot improve such
         a row. Therefore the search has to start from the best mix of devices at each power of two.
         """
-        ranks = most[:, fastest] * self._per_node[fastest]
-        before = np.cumsum(ranks, axis=1) - ranks
-        largest = min(int(ranks.sum(axis=1).max()), self.request.global_batch)
+        order, per_node = self._types.of_option[fastest], self._per_node[fastest][:, None]
+        ranks = most.nodes[order] * per_node
+        before = np.cumsum(ranks, axis=0) - ranks
+        largest = min(int(ranks.sum(axis=0).max()), self.request.global_batch)
         powers = 1 << np.arange(1, largest.bit_length())
-        filled = np.clip(powers[None, :, None] - before[:, None, :], 0, ranks[:, None, :]) // self._per_node[fastest]
-        rows = np.zeros((len(most), len(powers), most.shape[1]), dtype=np.int64)
-        rows[:, :, fastest] = filled
-        return rows.reshape(-1, most.shape[1])
+        filled = np.clip(powers - before[:, :, None], 0, ranks[:, :, None]) // per_node[:, :, None]
+        nodes = np.zeros((*most.nodes.shape, len(powers)), dtype=np.int64)
+        nodes[order] = filled
+        return _repeated(most, nodes)
 
-    def _neighbours(self, row: NDArray[np.int64], best: list[int], by_device: list[NDArray[np.intp]]) -> Counts:
-        """Return rows that differ from ``row`` in the option or the number of nodes of one device type.
+    def _neighbours(self, at: int, best: list[int]) -> list[Rows]:
+        """Return rows that differ from a row in the option or the number of nodes of one device type.
 
-        ``best``: the best option of each device type. ``by_device``: all options of each device type.
+        ``at``: the index of the row. ``best``: the best option of each device type.
 
         The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two. Small
         changes seldom reach a power of two, at which halving-doubling is fast. If the number of nodes is at a bound of
         the request, nodes of one device type are also replaced by as many of another one.
         """
-        held = np.array([m[row[m].argmax()] if row[m].any() else b for m, b in zip(by_device, best, strict=True)])
-        ranks = int(row @ self._per_node)
-        each = held[self._device]
-        n = row[each]
-        others = ranks - n * self._per_node[each]
+        nodes = self.rows.nodes[:, at]
+        held = np.where(nodes > 0, self.rows.option[:, at], best)
+        ranks = int(nodes @ self._per_node[held])
+        n, own = nodes[self._types.of_option], self._per_node[held][self._types.of_option]
+        others = ranks - n * own
         small = np.maximum(1, n // 8)
         fixed = [n, np.zeros_like(n), np.ones_like(n), n - 1, n + 1, n // 2, 2 * n, n + small, n - small, self._most]
         powers = [(power - others) // self._per_node for power in _powers_about(ranks)]
         counts = np.clip(np.stack([*fixed, *powers], axis=1), 0, self._most[:, None])
-        rows = np.where(self._device[:, None] == self._device, 0, row)
-        rows = np.repeat(rows, counts.shape[1], axis=0)
-        rows[np.arange(len(rows)), np.repeat(np.arange(len(n)), counts.shape[1])] = counts.ravel()
-        return np.concatenate([rows, self._exchanged(row, held)]) if row.sum() in self._bounds() else rows
+        rows = Rows(*(np.repeat(values[:, None], counts.size, axis=1) for values in (held, nodes)))
+        option = np.repeat(np.arange(len(n)), counts.shape[1])
+        changed = self._types.of_option[option], np.arange(counts.size)
+        rows.option[changed], rows.nodes[changed] = option, counts.ravel()
+        return [rows, self._exchanged(held, nodes)] if nodes.sum() in self._bounds() else [rows]
 
-    def _exchanged(self, row: NDArray[np.int64], held: NDArray[np.intp]) -> Counts:
-        """Return rows in which one, half or all nodes of one option in ``held`` are nodes of another one."""
-        give, take = (side.ravel() for side in np.meshgrid(held, held, indexing="ij"))
-        apart = (give != take) & (row[give] > 0)
+    def _exchanged(self, held: Integers, nodes: Integers) -> Rows:
+        """Return rows in which one, half or all nodes of one device type are nodes of another one.
+
+        ``held``, ``nodes``: the option of each device type in a row, and its number of nodes.
+        """
+        give, take = (side.ravel() for side in np.meshgrid(*2 * [np.arange(len(held))], indexing="ij"))
+        apart = (give != take) & (nodes[give] > 0)
         give, take = np.repeat(give[apart], 3), np.repeat(take[apart], 3)
-        amounts = np.stack([np.ones_like(row), np.maximum(1, row // 2), row], axis=1)[give[::3]].ravel()
-        moved = np.minimum(amounts, self._most[take] - row[take])
-        rows = np.repeat(row[None], len(give), axis=0)
-        rows[np.arange(len(give)), give] -= moved
-        rows[np.arange(len(give)), take] += moved
+        amounts = np.stack([np.ones_like(nodes), np.maximum(1, nodes // 2), nodes], axis=1)[give[::3]].ravel()
+        moved = np.minimum(amounts, self._most[held[take]] - nodes[take])
+        rows = Rows(*(np.repeat(values[:, None], len(give), axis=1) for values in (held, nodes)))
+        rows.nodes[give, np.arange(len(give))] -= moved
+        rows.nodes[take, np.arange(len(give))] += moved
         return rows
 
-    def _look(self, counts: Counts) -> None:
+    def _look(self, rows: Rows) -> None:
         """Predict and score the rows that are within the request's bounds and were not evaluated before.
 
-        Append them to ``counts``, their predictions to ``found``, and their scores to ``scores``.
+        Append them to ``rows``, their predictions to ``found``, and their scores to ``scores``.
         """
-        nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
-        possible = ((counts == 0) | (counts >= self._least)).all(axis=1)
-        counts = counts[possible & (nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
+        possible = (rows.nodes >= rows.of(self._least, 0)).all(axis=0)
+        possible &= (rows.total_nodes >= max(1, self.request.nodes_min)) & (rows.total_nodes <= most)
         for per_node, gpus in self._gpu_limits:
-            counts = counts[counts @ per_node <= gpus]
+            possible &= rows.summed(per_node) <= gpus
         if self.request.cpus_max is not None:
-            counts = counts[counts @ self._cpus <= self.request.cpus_max]
+            possible &= rows.summed(self._cpus) <= self.request.cpus_max
         if self.request.refused_ranks:
-            counts = counts[~np.isin(counts @ self._per_node, sorted(self.request.refused_ranks))]
-        keys, first = np.unique(counts @ self._hashing, return_index=True)
-        fresh = counts[np.sort(first[~np.isin(keys, self._seen)])]
+            possible &= ~np.isin(rows.summed(self._per_node), sorted(self.request.refused_ranks))
+        rows = rows[possible]
+        keys, first = np.unique(rows.summed(self._hashing), return_index=True)
+        fresh = rows[np.sort(first[~np.isin(keys, self._seen)])]
         if not len(fresh):
             return
         self._seen = np.concatenate([self._seen, keys])
         seen = self.screen.screen(fresh)
-        self.counts = np.concatenate([self.counts, fresh])
+        self.rows = joined([self.rows, fresh])
         self.scores = np.concatenate([self.scores, scores(self.request, seen)])
-        self.found = self.found.joined(seen)
+        self.found = joined_predictions([self.found, seen])
 
-    def best(self, count: int, tolerance: float) -> list[NDArray[np.int64]]:
+    def best(self, count: int, tolerance: float) -> list[int]:
         """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
         The others are the row with the fewest GPUs or CPUs among those within the relative ``tolerance`` of the best
         score that meet the deadline (of all of them, if none meets it), the best row of each of ``count`` sets of
-        devices, rows with the best set of devices but other numbers of nodes, and trade-offs between time, energy and
-        cost.
+        devices, and rows with the best set of devices but other numbers of nodes.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
@@ -286,13 +265,18 @@ class Search:
         near = order[self.scores[order] <= self.scores[order[0]] * self._tolerance(order, tolerance)]
         in_time = meets_all(self.request, self.found.step_p90_s[near])
         near = near[in_time] if in_time.any() else near
-        picked[int(near[np.argmin(self.counts[near] @ self._devices)])] = None
-        kinds = (self.counts[order] > 0) @ self._hashing
+        picked[int(near[np.argmin(self.rows[near].summed(self._devices))])] = None
+        ordered = self.rows[order]
+        kinds = np.where(ordered.used, self._hashing[ordered.option], 0).sum(axis=0)
         best = order[kinds == kinds[0]]
-        sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # log2 of the number of nodes, rounded
+        sizes = np.frexp(self.rows.total_nodes[best])[1]  # log2 of the number of nodes, rounded
         picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
-        picked |= dict.fromkeys(promising(self.found, MAX_SHOWN).tolist())
-        return [self.counts[i] for i in picked]
+        return list(picked)
+
+    def trade_offs(self) -> list[int]:
+        """Return feasible rows (candidates) that are promising trade-offs between time, energy and cost."""
+        found: list[int] = promising(self.found, MAX_SHOWN).tolist()
+        return found
 
     def _tolerance(self, order: NDArray[np.intp], tolerance: float) -> NDArray[np.float64]:
         """Return for each row the factor on the best score up to which the row counts as equally good.
@@ -301,22 +285,23 @@ class Search:
         """
         if self.request.minimize != "Time" or self.options[0].pool.is_gpu:
             return np.full(len(order), 1 + tolerance)
-        return equally_good(self.counts[order] @ self._devices, self.counts[order].sum(axis=1), 0)
+        ordered = self.rows[order]
+        return equally_good(ordered.summed(self._devices), ordered.total_nodes, 0)
 
-    def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
+    def collectives_of(self, rows: Rows) -> list[CollectiveName]:
         """Return, for each row (candidate), the collective with the fastest step by the approximate evaluation."""
-        return self.screen.screen(np.stack(rows)).collective if rows else []
+        return [self.screen.collectives[i] for i in self.screen.screen(rows).collective.tolist()]
+
+
+def _repeated(rows: Rows, nodes: Integers) -> Rows:
+    """Return several candidates with the options of each row. ``nodes``: shape (types of device, rows, candidates)."""
+    option = np.repeat(rows.option, nodes.shape[2], axis=1)
+    return Rows(option, nodes.reshape(len(nodes), -1))
 
 
 def _powers_about(ranks: int) -> tuple[int, int]:
     """Return (largest power of two up to ``ranks``, smallest power of two above ``ranks``)."""
     return 1 << max(ranks.bit_length() - 1, 0), 1 << ranks.bit_length()
-
-
-def _numbered(labels: Sequence[str]) -> list[int]:
-    """Return a number for each label: equal labels get equal numbers, counted from 0 in order of first appearance."""
-    distinct = list(dict.fromkeys(labels))
-    return [distinct.index(label) for label in labels]
 
 
 def _first(keys: NDArray[Any]) -> NDArray[np.intp]:

@@ -21,7 +21,7 @@ def promising(found: Screened, most: int) -> NDArray[np.intp]:
     order = np.lexsort((found.usd, found.energy_J, found.step_s))
     order = order[np.isfinite(found.step_s[order])]
     least = [np.minimum.accumulate(values[order]) for values in (found.energy_J, found.usd)]
-    better = [np.r_[True, values[1:] < values[:-1]] for values in least]
+    better = [np.r_[True, values[1:] < values[:-1]][: len(order)] for values in least]
     return order[_spread(np.flatnonzero(better[0] | better[1]), most)]
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.options import Option, message_link_of
+from dljob.planner.search.rows import Integers, Rows
 from dljob.planner.types import Request
 
 Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
 class Servers:
@@ -35,39 +35,39 @@ class Servers:
         self._latency_s = np.array([[link.latency_s for link in pair] for pair in links])
         self._bandwidth_Bps = np.array([[link.bandwidth_Bps for link in pair] for pair in links])
 
-    def workers(self, counts: Counts) -> Counts:
-        """Return the number of ranks with samples on each option; shape (candidates, options).
+    def workers(self, rows: Rows) -> Integers:
+        """Return the number of ranks with samples on each type of device; shape (types of device, candidates).
 
-        ``counts``: number of nodes of each option. A candidate with one rank has no server.
+        A candidate with one rank has no server.
         """
-        ranks = counts * self._per_node
-        found: Counts = ranks.copy()
-        rows = np.flatnonzero(ranks.sum(axis=1) > 1)
-        found[rows, self._server(counts)[rows]] -= 1
+        found = rows.nodes * self._per_node[rows.option]
+        at = np.flatnonzero(found.sum(axis=0) > 1)
+        found[self._server(rows)[at], at] -= 1
         return found
 
-    def round_s(self, counts: Counts, compute_s: Floats) -> tuple[Floats, Floats]:
+    def round_s(self, rows: Rows, compute_s: Floats) -> tuple[Floats, Floats]:
         """Return (computing time of a worker, time in which each worker makes one update) without a barrier.
 
         ``compute_s``: computing time of the slowest worker in a synchronous step, with its update. The updates of all
         workers are those of the queue without variation; the rest of its delay is small beside other errors.
         Candidates without workers beside the server get infinity.
         """
-        used, workers = counts > 0, self.workers(counts).sum(axis=1)
-        across = (counts.sum(axis=1) > 1).astype(int)
-        latency_s = np.where(used, self._latency_s[:, across].T, 0.0).max(axis=1)
-        bandwidth_Bps = np.where(used, self._bandwidth_Bps[:, across].T, np.inf).min(axis=1)
-        service_s = 2 * latency_s + 2 * self._nbytes / bandwidth_Bps + self._update_s[self._server(counts)]
-        own_s = np.where(used, self._own_update_s, np.inf).min(axis=1, initial=np.inf)
+        workers, everyone = self.workers(rows).sum(axis=0), np.arange(len(rows))
+        across = (rows.total_nodes > 1).astype(int)
+        latency_s = np.where(rows.used, self._latency_s[rows.option, across], 0.0).max(axis=0)
+        bandwidth_Bps = np.where(rows.used, self._bandwidth_Bps[rows.option, across], np.inf).min(axis=0)
+        server_s = self._update_s[rows.option[self._server(rows), everyone]]
+        service_s = 2 * latency_s + 2 * self._nbytes / bandwidth_Bps + server_s
+        own_s = rows.smallest(self._own_update_s)
         think_s = np.maximum(compute_s - np.where(np.isfinite(own_s), own_s, 0.0), 0.0)
         whole_s = np.maximum(think_s + service_s, workers * service_s)
-        possible = (counts @ self._per_node > 1) & np.isfinite(compute_s)
+        possible = (rows.summed(self._per_node) > 1) & np.isfinite(compute_s)
         return np.where(possible, think_s, np.inf), np.where(possible, whole_s, np.inf)
 
-    def _server(self, counts: Counts) -> NDArray[np.intp]:
-        """Return the option of each candidate on which the server is."""
+    def _server(self, rows: Rows) -> NDArray[np.intp]:
+        """Return the type of device of each candidate on which the server is."""
         if self._first:
-            found: NDArray[np.intp] = np.where(counts > 0, self._place, np.inf).argmin(axis=1)
+            found: NDArray[np.intp] = rows.of(self._place, np.inf).argmin(axis=0)
             return found
-        last: NDArray[np.intp] = np.where(counts > 0, self._place, -1.0).argmax(axis=1)
+        last: NDArray[np.intp] = rows.of(self._place, -1.0).argmax(axis=0)
         return last

@@ -165,3 +165,28 @@ class TestPlans:
             T4S,
         )  # fmt: skip
         assert found.reason == "DoesNotFit" and "do not depend on the batch size" in found.message
+
+    @pytest.mark.parametrize("limit", [None, 2 * 2**30])
+    def test_micro_batches_leave_room_for_data_loading_processes(self, limit: int | None) -> None:
+        """Regression: pods needed more memory than they could have, or the plan was rejected for it."""
+        request = Request(
+            job="j", global_batch=512, total_steps=10, profile="own", parameters=10**6, flops_per_sample=1e9,
+            activation_nbytes_per_sample=10**6, sample_nbytes=10**6, cpu_per_pod=8.0, memory_per_pod_nbytes=limit,
+            nodes_max=1, chooses_micro_batches=True,
+        )  # fmt: skip
+        found = decided(request, view({"count": 1, "cpu": 8, "memory": "2Gi"})).chosen
+        [group] = found.groups
+        assert group.cores > 1 and found.micro_batches > 1, "with processes that load data"
+        assert found.prediction.host_memory_nbytes <= 2 * 2**30
+
+    def test_shards_of_all_ranks_leave_room_for_larger_micro_batches(self) -> None:
+        """Regression: the search counted the shards of 16 ranks, and took 16 to 26 micro-batches where 15 suffice."""
+        request = Request(
+            job="j", global_batch=8192, total_steps=10, profile="own", parameters=12 * 10**8, flops_per_sample=1e10,
+            activation_nbytes_per_sample=5 * 10**8, optimizer="AdamW", strategy="Optimizer", nodes_min=8,
+            chooses_micro_batches=True, collective="Torch",
+        )  # fmt: skip
+        cluster = view({"count": 8, "device": T4, "devices": 8, "cpu": 32, "memory": "512Gi", "bandwidth": "100G"})
+        exact = decided(replace(request, fixed=(FixedChoice(T4, 8, 8),)), cluster).chosen
+        found = decided(replace(request, candidates_kept=100), cluster).candidates
+        assert {c.micro_batches for c in found if len(c.groups[0].shares) == 64} == {exact.micro_batches}

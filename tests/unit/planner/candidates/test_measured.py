@@ -167,10 +167,9 @@ class TestScreen:
         # The screen does not round the local batch sizes to whole samples.
         for i in [i for i, o in enumerate(found_options) if 256 % o.ranks_per_node == 0]:
             for count in (1, 2, 4, 8):
-                row = np.zeros((1, len(found_options)), dtype=np.int64)
-                row[0, i] = count
-                found = screen.screen(row)
-                exact = evaluate([Part(found_options[i], count)], found.collective[0], request, workload)
+                found = screen.screen(screen.types.rows([{i: count}]))
+                collective = screen.collectives[found.collective[0]]
+                exact = evaluate([Part(found_options[i], count)], collective, request, workload)
                 assert isinstance(exact, Choice)
                 assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
                 assert found.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)

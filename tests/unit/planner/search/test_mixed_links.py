@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,9 +95,10 @@ def test_link_of_a_mixed_plan_is_the_slowest_of_its_nodes(
     assert spread == max(each for _, each in alone)
 
     workload = workload_of(REQUEST)
-    screened = Screen(found, REQUEST, workload).screen(np.array([[2, 3]]))
+    screen = Screen(found, REQUEST, workload)
+    screened = screen.screen(screen.types.rows([{0: 2, 1: 3}]))
     parts = [Part(option, nodes) for option, nodes in zip(found, (2, 3), strict=True)]
-    exact = evaluate(parts, screened.collective[0], REQUEST, workload)
+    exact = evaluate(parts, screen.collectives[screened.collective[0]], REQUEST, workload)
     assert isinstance(exact, Choice)
     assert screened.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
     assert screened.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)

@@ -62,7 +62,7 @@ def test_promising_rows_range_from_the_fastest_to_the_most_frugal(
     infeasible = np.append(time_s, np.inf), np.append(energy_J, 0.0), np.append(usd, 0.0)
     found = promising(
         Screened(
-            infeasible[0], infeasible[0], infeasible[1], infeasible[2], infeasible[1], ["Ring"] * len(infeasible[0])
+            infeasible[0], infeasible[0], infeasible[1], infeasible[2], infeasible[1], np.zeros(len(rows) + 1, np.int64)
         ),
         limit,
     )

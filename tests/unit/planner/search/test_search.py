@@ -15,7 +15,7 @@ from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
-from dljob.planner.plan import collectives, ordered
+from dljob.planner.data_parallel import collectives, ordered
 from dljob.planner.search import enumeration, objective
 from dljob.planner.search.enumeration import Search, grid
 from dljob.planner.search.screen import Screen
@@ -72,10 +72,10 @@ class TestSearch:
             request = replace(RESNET, global_batch=4096, deadline_s=deadline_s)
             search = Search(rank_options, request, Screen(rank_options, request, workload_of(request)))
             search.run()
-            return search, int(search.best(1, 10.0)[1].sum())
+            return search, int(search.rows.total_nodes[search.best(1, 10.0)[1]])
 
         loose, nodes = smallest(1e12)
-        of_nodes = {int(n): float(s) for n, s in zip(loose.counts.sum(axis=1), loose.found.step_p90_s, strict=True)}
+        of_nodes = {int(n): float(s) for n, s in zip(loose.rows.total_nodes, loose.found.step_p90_s, strict=True)}
         late_s = of_nodes[nodes] * RESNET.total_steps + objective.STARTUP_S
         _, more = smallest(late_s * (1 - 1e-6))
         assert of_nodes[more] < of_nodes[nodes]
@@ -98,7 +98,8 @@ class TestSearch:
         limits = np.array([o.nodes for o in rank_options])
         rows = (rng.random((3000, len(rank_options))) ** 3 * (limits + 1)).astype(np.int64)
         rows = rows[rows.sum(axis=1) > 0]
-        assert search.scores.min() <= objective.scores(request, screen.screen(rows)).min() * 1.05
+        found = screen.screen(screen.types.rows([dict(enumerate(row)) for row in rows.tolist()]))
+        assert search.scores.min() <= objective.scores(request, found).min() * 1.05
 
     @settings(max_examples=12, deadline=None)
     @given(
@@ -147,9 +148,9 @@ class TestSearch:
         rank_options = self.rank_options(request, [(8, 0.1), (8, 0.3), (8, 1.0)])
         screen, workload = Screen(rank_options, request, workload_of(request)), workload_of(request)
         for row in ([1, 0, 0], [0, 5, 0], [3, 2, 1], [8, 8, 8]):
-            found = screen.screen(np.array([row]))
+            found = screen.screen(screen.types.rows([dict(enumerate(row))]))
             parts = [Part(o, n) for o, n in zip(rank_options, row, strict=True) if n]
-            exact = evaluate(parts, found.collective[0], request, workload)
+            exact = evaluate(parts, screen.collectives[found.collective[0]], request, workload)
             assert isinstance(exact, Choice)
             assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
             assert found.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)

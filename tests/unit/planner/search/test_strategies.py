@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from dljob.perf.workload.workload import builtin
 from dljob.planner import Choice, FixedChoice, Infeasible, Request, plan
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
-from dljob.planner.candidates.options import sharing_options
+from dljob.planner.candidates.options import options, sharing_options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.search import objective
@@ -111,13 +110,17 @@ class TestChoice:
         request = replace(large(5e8), strategy="Optimizer")
         workload = workload_of(request)
         (pool,) = eligible(request, T4S).pools
-        rank_options = [o for g in (1, 2) for o in sharing_options(pool, Layout(g, 1.0), workload, request, {}, 16)]
+        rank_options = [
+            o
+            for layout in (Layout(1, 1.0), Layout(2, 1.0))
+            for whole in [options(pool, layout, workload, request, {})]
+            for o in sharing_options(whole, layout, workload, request, {}, 16)
+        ]
         screen = Screen(rank_options, request, workload)
         for i in range(len(rank_options)):
             for count in (1, 2, 8):
-                row = np.zeros((1, len(rank_options)), dtype=np.int64)
-                row[0, i] = count
-                found, exact = screen.screen(row), evaluate([Part(rank_options[i], count)], "Torch", request, workload)
+                found = screen.screen(screen.types.rows([{i: count}]))
+                exact = evaluate([Part(rank_options[i], count)], "Torch", request, workload)
                 if isinstance(exact, Choice):
                     assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
 

@@ -60,7 +60,8 @@ def most_cpus(layout: Layout, pool: Pool, request: Request) -> float:
     """
     if request.cpu_per_pod is not None or request.cpus_max is not None:
         return layout.cores
-    rooms = [room for free, room in zip(pool.free, pool.room_cpu, strict=True) if free >= layout.ranks]
-    room = room_cpu(pool.cpu_with(layout.cpus), min((room for room in rooms if room >= layout.cpus), default=0.0))
+    ranks, cpus = layout.ranks, layout.cpus
+    rooms = [room for free, room in zip(pool.free, pool.room_cpu, strict=True) if free >= ranks and room >= cpus]
+    room = room_cpu(pool.cpu_with(cpus), min(rooms, default=0.0))
     room = min(room, request.cpu_limit_per_pod or room)
     return max(layout.cores, float(int(min(OWN_PART * pool.cpu_per_gpu, room / layout.ranks))))

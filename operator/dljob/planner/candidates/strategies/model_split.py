@@ -314,27 +314,19 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
 
 
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, checkpoints: bool) -> int:
-    """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica.
-
-    With ``checkpoints``, on CPUs, this includes what ranks need while rank 0 gathers the state of the whole model in
-    main memory (``split.gathering_nbytes``). All pods have the same size, so the rank with the most memory counts. Each
-    rank creates only its part of the model.
-    """
-    workload, ranks, is_gpu = model.workload, candidate.split_over, candidate.part.option.pool.is_gpu
-    growth = candidate.part.option.device.growth_factors
-    if candidate.strategy == "Pipeline":
-        parts = split.stages_held(workload, model.cut_into(ranks), candidate.micro_batches, batch)
-    else:
-        assert model.pairs is not None, "checked before"
-        parts = [split.tensor_held(workload, model.pairs, ranks, ceil(batch / candidate.micro_batches))] * ranks
-    factor = memory.PART_KEPT["convolutions" if workload.has_convolutions else candidate.strategy]
-    needed = [memory.part_nbytes(each.state, each.kept, each.largest, is_gpu, growth, factor) for each in parts]
-    if not is_gpu and candidate.replicas > 1:
-        needed = [n + memory.PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
-    if not is_gpu and checkpoints:
-        gathering = split.gathering_nbytes(workload, parts)
-        needed = [n + more for n, more in zip(needed, gathering, strict=True)]
-    return int(max(needed))
+    """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica."""
+    option = candidate.part.option
+    return split.rank_nbytes(
+        model.workload,
+        candidate.strategy,
+        candidate.split_over,
+        candidate.micro_batches,
+        candidate.replicas,
+        batch,
+        option.pool.is_gpu,
+        option.device.growth_factors,
+        checkpoints,
+    )
 
 
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
@@ -359,7 +351,7 @@ def host_room_nbytes(part: Part, request: Request) -> int:
     """
     if request.memory_per_pod_nbytes is not None:
         return request.memory_per_pod_nbytes
-    return sorted(part.option.pool.memory_nbytes, reverse=True)[part.nodes - 1]
+    return part.option.pool.falling_memory_nbytes[part.nodes - 1]
 
 
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
