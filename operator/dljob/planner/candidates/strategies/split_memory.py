@@ -56,8 +56,13 @@ def _rank_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, chec
     else:
         assert model.pairs is not None, "checked before"
         parts = [split.tensor_held(workload, model.pairs, ranks, ceil(batch / candidate.micro_batches))] * ranks
-    factor = memory.PART_KEPT["convolutions" if workload.has_convolutions else candidate.strategy]
-    needed = [memory.part_nbytes(each.state, each.kept, each.largest, is_gpu, growth, factor) for each in parts]
+    known = memory.DENSE if workload.is_dense else memory.PART
+    factors = known["kept_B"], known["parameter_B"]
+    briefly = [each.largest + (each.loss if workload.is_dense and not is_gpu else 0.0) for each in parts]
+    needed = [
+        memory.part_nbytes(each.state, each.kept, largest, is_gpu, growth, *factors)
+        for each, largest in zip(parts, briefly, strict=True)
+    ]
     if not is_gpu and candidate.replicas > 1:
         needed = [n + memory.PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
     if not is_gpu and checkpoints:
