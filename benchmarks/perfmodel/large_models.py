@@ -36,7 +36,8 @@ from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.strategies import zero
-from dljob.planner.candidates.strategies.model_split import SplitCandidate, predict
+from dljob.planner.candidates.strategies.model_split import predict
+from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 
 A100_40, A100_80 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB"
 NETWORK_Bps = 8 * 200e9 / 8

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from dljob.api import ModelSpec
+from dljob.perf.step.model_split import cut_up
 from dljob.perf.workload.datasets import DATASETS, Dataset
 from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, alexnet, bert_base, gpt2, vgg16
+from dljob.perf.workload.workload import builtin
 from support.trainer.ranks import environment, run_apart
 
 torch = pytest.importorskip("torch")
@@ -20,7 +22,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dltrain.models import InputShape, build  # noqa: E402
-from dltrain.profile import Input, load, main, profile  # noqa: E402
+from dltrain.models.pass_costs import Input  # noqa: E402
+from dltrain.profile import load, main, profile  # noqa: E402
 
 PRODUCTS = ("conv", "linear", "attention")
 
@@ -70,6 +73,68 @@ def test_profile_of_blocks_matches_the_tables() -> None:
     for path in ("nothing", "norm", "blocks.0.norm1"):
         with pytest.raises(ValueError, match="--blocks: found no modules"):
             profile(model, [Input(data.shape, torch.int64)], [path])
+
+
+@pytest.mark.parametrize("name", ["gpt-mini", "mlp", "lenet"])
+def test_pairs_of_built_in_models_match_their_tables(name: str) -> None:
+    data = DATASETS[MODELS[name][1]]
+    with torch.device("meta"):
+        model = build(name, InputShape(data.shape, data.classes, data.tokens))
+    before = {key: value.shape for key, value in model.named_parameters()}
+    found = profile(model, [Input(data.shape, torch.int64 if data.tokens else torch.float32)])
+    table = cut_up(builtin(name, None)).pairs
+    assert found.pairs is not None and table is not None
+    assert (found.pairs.count, found.pairs.units) == (len(table.summed_elements) + 1 >> 1, table.units)
+    biases = sum(p.numel() for key, p in model.named_parameters() if key.endswith("bias"))
+    assert table.parameters - biases <= found.pairs.parameters <= table.parameters, "the last bias is whole"
+    assert found.pairs.FLOPs / (found.forward_FLOPs + found.backward_FLOPs) == pytest.approx(table.arithmetic, rel=0.06)
+    assert found.pairs.reduced_nbytes == pytest.approx(4 * sum(table.summed_elements))
+    assert 0 < found.pairs.activation_nbytes < found.activation_nbytes
+    assert {key: value.shape for key, value in model.named_parameters()} == before, "the model is as it was"
+    hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
+    assert hints is not None and hints.pairs is not None and hints.pairs.parameters == found.pairs.parameters
+
+
+class _Attention(nn.Module):
+    """Attention whose forward pass names the number of heads, unless it is 0."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.given, self.out = heads, nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def pairs(self) -> list[Any]:
+        return [(self.given, self.out, 2)]
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (each.unflatten(-1, (self.heads or -1, 4)).transpose(1, 2) for each in self.given(x).chunk(3, -1))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_model_that_ranks_cannot_run_in_parts_has_no_pairs() -> None:
+    assert profile(_Attention(heads=2), [Input((5, 8))]).pairs is None
+    found = profile(_Attention(heads=0), [Input((5, 8))]).pairs
+    assert found is not None and (found.units, found.parameters) == (2, 24 * 8 + 24 + 8 * 8)
+    assert found.reduced_nbytes == 4 * 5 * 8, "the gradient of the data itself is not needed"
+    wrong = nn.Sequential(nn.Linear(3, 3))
+    wrong.pairs = lambda: [3]  # type: ignore[assignment]
+    assert profile(wrong, [Input((3,))]).pairs is None
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "output_nbytes"),
+    [
+        (nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 5)), Input((3,)), 4 * 5),
+        (nn.Sequential(nn.Conv1d(3, 7, 1), nn.Flatten()), Input((3, 4)), None),
+        (nn.GRU(3, 7), Input((4, 3)), None),
+    ],
+    ids=["linear", "convolution", "recurrent"],
+)
+def test_kind_of_layers_is_known(model: Any, given: Input, output_nbytes: int | None) -> None:
+    """Kernels of convolutions and recurrent layers need memory for copies and gates."""
+    found = profile(model, [given])
+    assert found.dense_output_nbytes == output_nbytes
+    hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
+    assert hints is not None and hints.dense_output_bytes_per_sample == output_nbytes
 
 
 def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:

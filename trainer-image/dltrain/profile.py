@@ -9,47 +9,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import prod
 from pkgutil import resolve_name
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
-BATCHES = (2, 4)
-"""The two batch sizes with which the model runs. Subtracting their costs cancels costs that do not depend on the batch.
-Neither is 1, because batch normalization rejects a batch of one sample."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """One input tensor of the model. ``shape``: the shape of one sample, without the batch dimension."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-
-    @classmethod
-    def parse(cls, text: str) -> "Input":
-        """Parse text such as ``3,224,224`` or ``512:int64``. Raise ValueError if it has another form."""
-        sizes, _, name = text.partition(":")
-        dtype = getattr(torch, name or "float32", None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"found data type {name!r}; expected one of PyTorch's, such as float32 or int64")  # noqa: TRY004 (what a user wrote)
-        try:
-            shape = tuple(int(size) for size in sizes.split(",") if sizes)
-        except ValueError:
-            shape = (0,)
-        if any(size < 1 for size in shape):
-            raise ValueError(f"found {text!r}; expected the shape of one sample, such as 3,224,224 or 512:int64")
-        return cls(shape, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+from dltrain.models.pair_costs import PairsProfile, pairs_profile
+from dltrain.models.pass_costs import BATCHES, Input, run_pass
 
 
 @dataclass(frozen=True)
@@ -68,6 +34,10 @@ class Profile:
     sample_nbytes: int
     checkpointed_nbytes: float | None = None
     """``activation_nbytes`` with activation checkpointing of the given blocks; None without blocks."""
+    dense_output_nbytes: float | None = None
+    """Bytes of the output; None if the model has convolutions or recurrent layers, whose kernels need more memory."""
+    pairs: PairsProfile | None = None
+    """None if the model says nothing about pairs, or has a pair that cannot be split."""
 
     def hints(self) -> str:
         """Return the profile as YAML for ``spec.model.hints``, with which the operator plans a custom model."""
@@ -76,6 +46,7 @@ class Profile:
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
             f"  # forward {self.forward_FLOPs:.4g}, backward {self.backward_FLOPs:.4g}\n"
             f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n{self._checkpointed()}"
+            f"{self._dense()}{self._pairs()}"
             f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored like the model's input\n"
         )
 
@@ -84,118 +55,20 @@ class Profile:
             return ""
         return f"    checkpointedActivationBytesPerSample: {self.checkpointed_nbytes:.0f}\n"
 
+    def _dense(self) -> str:
+        if self.dense_output_nbytes is None:
+            return ""
+        return f"    denseOutputBytesPerSample: {self.dense_output_nbytes:.0f}  # for a model without convolutions\n"
 
-class _Saved:
-    """The storages that a forward pass saves for the backward pass: outside of blocks, and in each block.
-
-    ``own``: storages that do not count, such as those of parameters. The input of a block counts outside of it, because
-    activation checkpointing keeps it; all else that a block saves is computed again when its backward pass runs.
-    """
-
-    def __init__(self, own: set[int], blocks: Sequence[nn.Module]) -> None:
-        self._own = own
-        self.whole, self._outside = dict[int, Any](), dict[int, Any]()
-        self._within: list[dict[int, Any]] = [{} for _ in blocks]
-        self._scopes = [self._outside]
-        self._handles = []
-        for block, scope in zip(blocks, self._within, strict=True):
-            self._handles += [
-                block.register_forward_pre_hook(partial(self._enter, scope), with_kwargs=True),
-                block.register_forward_hook(self._leave),
-            ]
-
-    def save(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that autograd saves."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._own:
-            self.whole[storage._cdata] = self._scopes[-1][storage._cdata] = storage  # so that its address is not reused
-        return tensor
-
-    def _enter(self, scope: dict[int, Any], block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        for tensor in _tensors([args, kwargs]):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._own:
-                self._outside[storage._cdata] = storage
-        self._scopes.append(scope)
-
-    def _leave(self, *_: Any) -> None:
-        self._scopes.pop()
-
-    def nbytes(self) -> list[float]:
-        """Remove the hooks. Return the bytes of all storages, of those outside of blocks, and then of those in each
-        block.
-        """
-        for handle in self._handles:
-            handle.remove()
-        for scope in self._within:
-            for key in scope.keys() & self._outside.keys():
-                del scope[key]
-        return [
-            float(sum(storage.nbytes() for storage in each.values()))
-            for each in (self.whole, self._outside, *self._within)
-        ]
-
-
-class _Fused(TorchFunctionMode):
-    """A mode in which attention runs with the fused kernel that GPUs use, which does not save the attention scores.
-
-    On the meta device, PyTorch would otherwise use the unfused formula, which saves the scores. Attention with a mask
-    still uses the unfused formula, so for such a model the result counts more activation bytes than a GPU would save.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
-            return self._attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        if attn_mask is None and not enable_gqa and query.dim() == 4 and query.shape[-1] == value.shape[-1]:
-            fused = torch.ops.aten._scaled_dot_product_flash_attention
-            attended: Tensor = fused(query, key, value, dropout_p, is_causal, scale=scale)[0]
-            return attended
-        return nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    def _pairs(self) -> str:
+        if (pairs := self.pairs) is None:
+            return ""
+        return (
+            f"    pairs:  # for strategy Tensor\n      count: {pairs.count}\n      units: {pairs.units}\n"
+            f"      parameters: {pairs.parameters}\n      flopsPerSample: {pairs.FLOPs:.0f}\n"
+            f"      activationBytesPerSample: {pairs.activation_nbytes:.0f}\n"
+            f"      reducedBytesPerSample: {pairs.reduced_nbytes:.0f}\n"
         )
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """Return the tensors in the arguments or in the output of a model. Search nested lists, tuples and dictionaries."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = list(output.values())
-    if isinstance(output, list | tuple):
-        return [tensor for part in output for tensor in _tensors(part)]
-    return []
-
-
-def _differentiable(output: Any) -> list[Tensor]:
-    """Return the tensors in a model's output that require a gradient."""
-    return [tensor for tensor in _tensors(output) if tensor.requires_grad]
-
-
-def _pass(model: nn.Module, inputs: Sequence[Input], batch: int, blocks: Sequence[nn.Module]) -> list[float]:
-    """Run one forward and backward pass with ``batch`` samples.
-
-    Return a list: FLOPs of the forward pass, FLOPs of the backward pass, bytes that the forward pass saves for the
-    backward pass, those of them outside of ``blocks`` or as their inputs, and what each block saves besides. The FLOPs
-    and bytes are those of the whole batch.
-    """
-    samples = [torch.empty((batch, *i.shape), dtype=i.dtype, device="meta") for i in inputs]
-    own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    saved = _Saved(own, blocks)
-    with FlopCounterMode(display=False) as forward, saved_tensors_hooks(saved.save, lambda tensor: tensor), _Fused():
-        outputs = _differentiable(model(*samples))
-    if not outputs:
-        raise ValueError(
-            "model: found no output with a gradient; expected at least one tensor. Return the logits or the loss"
-        )
-    with FlopCounterMode(display=False) as backward:
-        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
-    return [forward.get_total_flops(), backward.get_total_flops(), *saved.nbytes()]
 
 
 def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
@@ -230,7 +103,11 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
     wrapped = [block for path in blocks for block in blocks_at(model, path)]
     try:
         with torch.device("meta"):  # for tensors that forward() creates
-            low, high = (_pass(model, inputs, batch, wrapped) for batch in BATCHES)
+            low, high = (run_pass(model, inputs, batch, wrapped) for batch in BATCHES)
+            convolving, output, forward, backward, saved, outside, *within = (
+                (b - a) / (BATCHES[1] - BATCHES[0]) for a, b in zip(low, high, strict=True)
+            )
+            pairs = pairs_profile(model, inputs, forward + backward, saved)
     except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
@@ -243,10 +120,17 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
             f"model: found an error on inputs of shapes {shapes}: {_line(error)}. Give --input with the right shape "
             "for each input of the model"
         ) from error
-    samples = BATCHES[1] - BATCHES[0]
-    forward, backward, saved, outside, *within = ((b - a) / samples for a, b in zip(low, high, strict=True))
-    checkpointed = outside + max(within) if within else None
-    return Profile(parameters, forward, backward, saved, sum(i.nbytes for i in inputs), checkpointed)
+    is_dense = not convolving and not any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
+    return Profile(
+        parameters,
+        forward,
+        backward,
+        saved,
+        sum(i.nbytes for i in inputs),
+        outside + max(within) if within else None,
+        output if is_dense else None,
+        pairs,
+    )
 
 
 def _line(error: BaseException) -> str:

@@ -1,14 +1,16 @@
 """Compare the peak main memory of ranks with the plan, for a training script whose model ranks split.
 
-    hack/env python -m benchmarks.training.model_split.script_memory [--parameters 10 25] [--rounds 3] [--json FILE]
+    hack/env python -m benchmarks.training.model_split.script_memory [--net decoder-10 …] [--rounds 3] [--json FILE]
 
-The script is ``benchmarks.training.ranks.split_script``, a decoder of 10, 25 or 50 million parameters with AdamW. Its
-plan follows from ``spec.model.hints`` alone, with the figures that ``python -m dltrain.profile`` prints. Ranks of this
+The script is ``benchmarks.training.ranks.split_script``: networks of 10 to 50 million parameters with AdamW. Its plan
+follows from ``spec.model.hints`` alone, with the figures that ``python -m dltrain.profile`` prints. Ranks of this
 machine with one thread each train it for three steps. All numbers are those of the rank with the most memory, medians
 of the rounds, beside what the rank has when it begins (see ``memory``):
 
 - ``peak``: the largest memory of the run. ``created``: the largest until the rank has its part of the model.
-- ``plan``: what the plan adds to the memory of a process.
+- ``plan``: what the plan adds to the memory of a process. ``first``: with the three figures that a user may write by
+  hand: parameters, operations and bytes of activations.
+- ``second``: what the next plan of the script adds, which knows the measured memory of a rank.
 - ``rank``: the whole memory that the plan has for a rank, with its process, divided by that of the measured rank.
 
 ``plan / peak`` must be at least 1 everywhere, and ``rank`` at the median at most 1.1.
@@ -21,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,23 +34,32 @@ from benchmarks.training.model_split.memory import MIB, rows_of_ranks
 from benchmarks.training.ranks import split_script
 
 from dlcontract import CheckpointRef, DatasetRef, ModelRef, replica_batches
+from dljob.calibrate.learned import Learned
+from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import cluster_view
-from dljob.perf.resources.memory import PROCESS_NBYTES
+from dljob.perf.resources.memory import AGENT_NBYTES, PROCESS_NBYTES, SHM_PER_RANK_NBYTES
 from dljob.planner import Decision, Request, plan
 from dltrain.launch.preload import preload
 
 BATCH = 32
 LARGEST_RATIO = 1.1
-SIZES = {10: (384, 6), 25: (576, 6), 50: (832, 6)}
-"""Millions of parameters → width and number of blocks."""
+NETS = {
+    "decoder-10": ("decoder", 384, 6),
+    "decoder-25": ("decoder", 576, 6),
+    "decoder-50": ("decoder", 832, 6),
+    "mixer-25": ("mixer", 512, 12),
+    "recurrent-11": ("recurrent", 576, 4),
+    "convolutional-11": ("convolutional", 256, 9),
+}
+"""Name with the millions of parameters → kind of network, width and number of blocks."""
 
 
 @dataclass(frozen=True)
 class Case:
     """The script on ``ranks`` ranks. ``replicas``: number of replicas of a model that ranks split."""
 
-    parameters: int
-    """Millions."""
+    net: str
+    """A name of ``NETS``."""
     strategy: Literal["Data", "Pipeline", "Tensor"]
     ranks: int
     replicas: int = 1
@@ -60,40 +72,52 @@ class Case:
             "Pipeline": f"{self.replicas} x {parts} stages",
             "Tensor": f"{self.replicas} x {parts} tensor-parallel",
         }
-        return f"{self.parameters} M, {how[self.strategy]}"
+        return f"{self.net}, {how[self.strategy]}"
 
     @property
     def micro_batches(self) -> int:
         return 4 if self.strategy == "Pipeline" else 1
 
 
-def cases(parameters: Iterable[int]) -> Iterable[Case]:
-    for millions in parameters:
-        yield Case(millions, "Data", 1)
+def cases(nets: Iterable[str]) -> Iterable[Case]:
+    for net in nets:
+        yield Case(net, "Data", 1)
         for ranks, replicas in ((2, 1), (3, 1), (4, 2)):
-            yield Case(millions, "Pipeline", ranks, replicas)
-            if ranks % 3:  # 8 heads
-                yield Case(millions, "Tensor", ranks, replicas)
+            yield Case(net, "Pipeline", ranks, replicas)
+            if ranks % 3 and NETS[net][0] in ("decoder", "mixer"):  # 8 heads
+                yield Case(net, "Tensor", ranks, replicas)
 
 
-def hints_of(case: Case) -> dict[str, Any]:
+@cache
+def hints_of(net: str) -> dict[str, Any]:
     """Return the planner's figures of the model, as the command for ``spec.model.hints`` prints them."""
-    import torch
+    import yaml
 
-    from dltrain.profile import Input, profile
+    from dljob.api.spec.model import ModelHints
+    from dljob.job.plan.request import stated_pairs
+    from dltrain.models.pass_costs import Input
+    from dltrain.profile import profile
 
-    width, blocks = SIZES[case.parameters]
-    found = profile(split_script.Net(width, blocks), [Input((split_script.POSITIONS,), torch.int64)])
+    name, width, blocks = NETS[net]
+    kind = split_script.KINDS[name]
+    text = profile(kind.net(width, blocks), [Input(kind.shape, kind.dtype)]).hints()
+    hints = ModelHints.model_validate(yaml.safe_load(text)["model"]["hints"])
+    x, y = kind.data(1, 1)
     return {
-        "parameters": found.parameters,
-        "flops_per_sample": found.forward_FLOPs + found.backward_FLOPs,
-        "activation_nbytes_per_sample": found.activation_nbytes,
-        "sample_nbytes": 2 * 8.0 * split_script.POSITIONS,
+        "parameters": hints.parameters,
+        "flops_per_sample": hints.flops_per_sample,
+        "activation_nbytes_per_sample": hints.activation_bytes_per_sample,
+        "dense_output_nbytes": hints.dense_output_bytes_per_sample,
+        "pairs": stated_pairs(hints.pairs) if hints.pairs else None,
+        "sample_nbytes": x.nbytes + y.nbytes,
     }
 
 
-def predicted_nbytes(case: Case, hints: dict[str, Any]) -> float:
-    """Return what the plan adds to the memory of a process for the rank with the most."""
+def predicted_nbytes(case: Case, hints: dict[str, Any], measured_nbytes: int | None = None) -> float:
+    """Return what the plan adds to the memory of a process for the rank with the most.
+
+    ``measured_nbytes``: memory of this rank in a complete run; None: the script has not run.
+    """
     split: dict[str, Any] = {"strategy": case.strategy}
     if case.strategy != "Data":
         split |= {"replicas": case.replicas}
@@ -101,14 +125,22 @@ def predicted_nbytes(case: Case, hints: dict[str, Any]) -> float:
         split |= {"stages": case.ranks // case.replicas, "micro_batches": case.micro_batches}
     request = Request(
         job="j", global_batch=BATCH, total_steps=10, checkpoints=False, optimizer="AdamW", nodes_min=case.ranks,
-        nodes_max=case.ranks, **split, **hints,
+        nodes_max=case.ranks, profile="program", **split, **hints,
     )  # fmt: skip
-    decision = plan(
-        request, cluster_view({"nodes": [{"name": "n", "count": case.ranks, "cpu": 1, "memory": "64Gi"}]}), {}
-    )
+    learned = {}
+    if measured_nbytes is not None:
+        how = Split(case.ranks // case.replicas, case.replicas, case.micro_batches, checkpoints=False)
+        batch = -(-(BATCH // case.replicas) // case.micro_batches)
+        peak = AGENT_NBYTES + measured_nbytes
+        point = MemoryPoint(1, batch, case.strategy, peak, 2 * peak, split=how if case.strategy != "Data" else None)
+        learned = {("program", "cpu"): Learned(memory=(point,))}
+    view = cluster_view({"nodes": [{"name": "n", "count": case.ranks, "cpu": 1, "memory": "64Gi"}]})
+    decision = plan(request, view, learned)
     if not isinstance(decision, Decision):
         raise SystemExit(f"{case.text}: {decision.message}")
-    return float(decision.chosen.prediction.memory_nbytes - PROCESS_NBYTES)
+    pod = decision.chosen.prediction.host_memory_nbytes
+    beside = AGENT_NBYTES + (SHM_PER_RANK_NBYTES if measured_nbytes is None else 0)
+    return float(pod - beside - PROCESS_NBYTES)
 
 
 def measured_nbytes(case: Case) -> dict[str, int]:
@@ -118,13 +150,13 @@ def measured_nbytes(case: Case) -> dict[str, int]:
     if case.strategy != "Data":
         split = {"parallelism": case.strategy, "micro_batches": case.micro_batches, "replicas": case.replicas}
         shares = [share for share in replica_batches(BATCH, case.replicas) for _ in range(case.ranks // case.replicas)]
-    width, blocks = SIZES[case.parameters]
+    kind, width, blocks = NETS[case.net]
     with tempfile.TemporaryDirectory() as name:
         wanted = local_plan(
             shares, global_batch=BATCH, min_ranks=case.ranks, model=ModelRef(command=("split_script",)), epochs=1,
             dataset=DatasetRef(), checkpoint=CheckpointRef(enabled=False, directory=name), **split,
         )  # fmt: skip
-        env = {split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
+        env = {split_script.KIND_ENV: kind, split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
         rows = rows_of_ranks(wanted, split_script.main, Path(name), **env)
     found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
     return found | {"process": max(row["anonymous"] for row in rows)}
@@ -132,31 +164,35 @@ def measured_nbytes(case: Case) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--parameters", type=int, nargs="*", choices=sorted(SIZES), default=sorted(SIZES), help="millions"
-    )
+    parser.add_argument("--net", nargs="*", choices=sorted(NETS), default=list(NETS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     options = parser.parse_args()
     preload()
     measured = dict[Case, list[dict[str, int]]]()
-    for case in cases(options.parameters):
+    for case in cases(options.net):
         measured[case] = [measured_nbytes(case) for _ in range(options.rounds)]
         print(f"measured {case.text}", file=sys.stderr, flush=True)
     rows, ratios = list[dict[str, Any]](), dict[str, list[tuple[float, float]]]()
     for case, found in measured.items():  # After the forks: torch's threads do not survive one.
         created, peak = (statistics.median(each[name] for each in found) / MIB for name in ("created", "peak"))
-        predicted = predicted_nbytes(case, hints_of(case)) / MIB
+        hints = hints_of(case.net)
+        known = hints | {"dense_output_nbytes": None, "pairs": None}
+        most = max(each["peak"] + each["process"] for each in found)
+        predicted, first, second = (
+            predicted_nbytes(case, *how) / MIB for how in ((hints,), (known,), (hints, most))
+        )  # fmt: skip
         ratio = predicted / max(each["peak"] / MIB for each in found)
-        whole = max((each["peak"] + each["process"]) / MIB for each in found)
-        rank = (predicted + PROCESS_NBYTES / MIB) / whole
+        rank, again = (((each + PROCESS_NBYTES / MIB) * MIB / most) for each in (predicted, second))
         ratios.setdefault(case.strategy, []).append((ratio, rank))
         rows.append(
             asdict(case)
-            | {"created_MiB": created, "peak_MiB": peak, "plan_MiB": predicted, "ratio": ratio, "rank": rank}
+            | {"created_MiB": created, "peak_MiB": peak, "plan_MiB": predicted, "first_MiB": first}
+            | {"second_MiB": second, "ratio": ratio, "rank": rank, "rank_second": again}
         )
         print(
-            f"{case.text:28} created {created:5.0f} MiB  peak {peak:5.0f}  plan {predicted:5.0f}  plan/peak {ratio:.2f}"
+            f"{case.text:34} created {created:5.0f} MiB  peak {peak:5.0f}  plan {predicted:5.0f} first {first:5.0f} "
+            f"second {second:5.0f}  plan/peak {ratio:.2f}  first/peak {first / peak:.2f}  rank {rank:.2f} {again:.2f}"
         )
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "rounds": options.rounds, "rows": rows}, indent=1))

@@ -1,27 +1,31 @@
 """Run a rank of a training script whose model ranks split, and print its main memory at several times.
 
-The script is what a user writes with ``t.create`` and ``t.run``: a decoder of ``SCRIPT_WIDTH`` numbers for each
-position.
+The script is what a user writes with ``t.create`` and ``t.run``: a network of the kind ``SCRIPT_KIND`` with
+``SCRIPT_BLOCKS`` blocks of ``SCRIPT_WIDTH`` numbers for each position.
 """
 
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from benchmarks.training.ranks.model_part_memory import peak_nbytes, resident_nbytes, train_tiny_model
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu, group_norm, relu, scaled_dot_product_attention
 
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
-WORDS, POSITIONS, HEADS = 64, 32, 8
+WORDS, POSITIONS, HEADS, SIDE = 64, 32, 8, 16
 STEPS = 3
-WIDTH_ENV, BLOCKS_ENV = "SCRIPT_WIDTH", "SCRIPT_BLOCKS"
+KIND_ENV, WIDTH_ENV, BLOCKS_ENV = "SCRIPT_KIND", "SCRIPT_WIDTH", "SCRIPT_BLOCKS"
 
 
 class Block(nn.Module):
+    """A transformer layer."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
@@ -37,11 +41,47 @@ class Block(nn.Module):
         return found
 
 
+class Mixer(nn.Module):
+    """A residual block of two linear layers, without attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.down(relu(self.up(self.norm(x))))
+        return found
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.cell(x)[0]
+        return found
+
+
+class Convolutional(nn.Module):
+    """A residual block of two convolutions, on images of ``SIDE`` x ``SIDE``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.second(relu(group_norm(self.first(relu(group_norm(x, HEADS))), HEADS)))
+        return found
+
+
 class Net(nn.Module):
-    def __init__(self, width: int, blocks: int) -> None:
+    """Blocks over a sequence of words."""
+
+    def __init__(self, block: Callable[[int], nn.Module], width: int, blocks: int) -> None:
         super().__init__()
         self.token = nn.Embedding(WORDS, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.blocks = nn.ModuleList(block(width) for _ in range(blocks))
         self.leave = nn.Linear(width, WORDS)
 
     def layers(self) -> list[nn.Module]:
@@ -50,7 +90,7 @@ class Net(nn.Module):
     def pairs(self) -> list[object]:
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         attention: list[object] = [((b.query, b.key, b.value), b.out, HEADS) for b in blocks]
-        return attention + [(b.up, b.down) for b in blocks]
+        return attention + [(b.up, b.down) for b in self.blocks if isinstance(b, Block | Mixer)]
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers():
@@ -58,24 +98,63 @@ class Net(nn.Module):
         return x
 
 
-def net() -> Net:
-    return Net(int(os.environ[WIDTH_ENV]), int(os.environ[BLOCKS_ENV]))
+class Images(nn.Sequential):
+    """Blocks over images. Each pixel has a class."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        between = [Convolutional(width) for _ in range(blocks)]
+        super().__init__(nn.Conv2d(3, width, 3, padding=1), *between, nn.Conv2d(width, WORDS, 1))
+
+
+def words(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.randint(WORDS, (samples, POSITIONS), generator=torch.Generator().manual_seed(seed))
+    return x, x.roll(-1, 1)
+
+
+def images(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 3, SIDE, SIDE, generator=drawn)
+    return x, torch.randint(WORDS, (samples, SIDE, SIDE), generator=drawn)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of network. ``net``: makes one of a width and a number of blocks. ``data``: (samples, seed) → x, y."""
+
+    net: Callable[[int, int], nn.Module]
+    data: Callable[[int, int], tuple[Tensor, Tensor]] = words
+    shape: tuple[int, ...] = (POSITIONS,)
+    dtype: torch.dtype = torch.int64
+
+
+KINDS = {
+    "decoder": Kind(lambda width, blocks: Net(Block, width, blocks)),
+    "mixer": Kind(lambda width, blocks: Net(Mixer, width, blocks)),
+    "recurrent": Kind(lambda width, blocks: Net(Recurrent, width, blocks)),
+    "convolutional": Kind(Images, images, (3, SIDE, SIDE), torch.float32),
+}
+
+
+def net() -> nn.Module:
+    return KINDS[os.environ[KIND_ENV]].net(int(os.environ[WIDTH_ENV]), int(os.environ[BLOCKS_ENV]))
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.dim() == 4:
+        return cross_entropy(outputs, targets)
     return cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 def train(t: Trainer) -> None:
     train_tiny_model()
     row = {"rank": t.rank, "started": resident_nbytes(), "anonymous": resident_nbytes("RssAnon")}
-    x = torch.randint(WORDS, (t.plan.global_batch * STEPS, POSITIONS), generator=torch.Generator().manual_seed(1))
+    x, y = KINDS[os.environ[KIND_ENV]].data(t.plan.global_batch * STEPS, 1)
     model = t.create(net)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, opt = t.wrap(model, opt, sample=x[:1])
     row["created"] = peak_nbytes()
-    for words, following in t.steps(t.loader((x, x.roll(-1, 1)))):
-        t.run(model, words, following, loss_of)
+    for inputs, targets in t.steps(t.loader((x, y))):
+        t.run(model, inputs, targets, loss_of)
         opt.step()
     row |= {"peak": peak_nbytes(), "shared": resident_nbytes("RssShmem")}
     sys.stderr.write(f"memory {json.dumps(row)}\n")

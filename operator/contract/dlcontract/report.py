@@ -23,6 +23,8 @@ MAX_WORST_CLASSES, MAX_FINDINGS, MAX_OTHER_MODELS = 3, 8, 5
 MAX_REFUSED_SIZES = 32
 MAX_POD_NBYTES = 2**50
 """Largest valid memory of a pod in bytes. No machine has as much."""
+MAX_PARTS = 64
+"""Maximum number of parts of a split model whose memory is reported, and the maximum number of pipeline stages."""
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid gradient noise scale, in samples.
@@ -296,6 +298,14 @@ class PodMemory(UntrustedRecord):
     pod: Name
     ranks: Annotated[int, Field(ge=1, le=4096)]
     peak_nbytes: Annotated[int, Field(ge=1, le=MAX_POD_NBYTES)]
+    parts: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MAX_POD_NBYTES)], ...],
+        Field(
+            max_length=MAX_PARTS,
+            description="The most that a rank with each part of a split model has needed: pipeline stages or "
+            "tensor-parallel ranks, in their order. 0: unknown. Empty: the model is not split, or into more parts.",
+        ),
+    ] = ()
 
 
 class Report(UntrustedRecord):

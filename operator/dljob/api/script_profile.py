@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dlcontract import MAX_POD_NBYTES
+from dlcontract import MAX_PARTS, MAX_POD_NBYTES
 from dljob.api.base import MAX_S, FiniteModel
 
 MAX_MEMORY = 8
@@ -58,8 +58,25 @@ class ObservedStructure(FiniteModel):
 Nbytes = Annotated[int, Field(ge=1, le=MAX_POD_NBYTES)]
 
 
+class MeasuredSplit(FiniteModel):
+    """How the ranks of runs split the model, and the main memory that ranks with each part needed."""
+
+    parts: Annotated[int, Field(ge=2, le=10**5, description="Ranks of each replica of the model.")]
+    replicas: Annotated[int, Field(ge=1, le=10**5)] = 1
+    micro_batches: Annotated[int, Field(ge=1, le=4096)] = 1
+    checkpoints: Annotated[bool, Field(description="True if the runs wrote checkpoints.")] = True
+    part_bytes: Annotated[
+        tuple[Nbytes, ...],
+        Field(
+            max_length=MAX_PARTS,
+            description="The most memory that a rank with each part needed: pipeline stages or tensor-parallel ranks, "
+            "in their order. Empty: not measured.",
+        ),
+    ] = ()
+
+
 class MeasuredMemory(FiniteModel):
-    """Main memory of the pods of a training script in runs with equal ranks per pod, batch and strategy."""
+    """Main memory of the pods of a training script in runs with equal ranks per pod, batch, strategy and split."""
 
     ranks: Annotated[int, Field(ge=1, le=4096, description="Ranks in the pod.")]
     batch: Annotated[
@@ -89,3 +106,4 @@ class MeasuredMemory(FiniteModel):
             "last complete run. Unset: no job failed."
         ),
     ] = None
+    split: Annotated[MeasuredSplit | None, Field(description="Unset: each rank had the whole model.")] = None

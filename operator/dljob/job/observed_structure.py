@@ -4,7 +4,8 @@ from datetime import datetime
 
 from dljob.api import DLProfileStatus
 from dljob.api.script_profile import MeasuredMemory, ObservedStructure
-from dljob.calibrate.memory import MemoryPoint, remembered
+from dljob.api.script_profile import MeasuredSplit as StoredSplit
+from dljob.calibrate.memory import MemoryPoint, Split, remembered
 from dljob.perf.workload.observed import Structure, Work
 
 
@@ -61,6 +62,15 @@ def with_memory(before: DLProfileStatus, found: MemoryPoint, now: datetime) -> D
             peak_bytes=each.peak_nbytes,
             sufficient_bytes=each.sufficient_nbytes,
             insufficient_bytes=each.insufficient_nbytes,
+            split=StoredSplit(
+                parts=each.split.parts,
+                replicas=each.split.replicas,
+                micro_batches=each.split.micro_batches,
+                checkpoints=each.split.checkpoints,
+                part_bytes=each.parts_nbytes,
+            )
+            if each.split is not None
+            else None,
         )
         for each in points
     )
@@ -70,6 +80,15 @@ def with_memory(before: DLProfileStatus, found: MemoryPoint, now: datetime) -> D
 def planner_memory(stored: tuple[MeasuredMemory, ...] | None) -> tuple[MemoryPoint, ...]:
     """Return stored measurements of memory as the planner uses them."""
     return tuple(
-        MemoryPoint(m.ranks, m.batch, m.strategy, m.peak_bytes, m.sufficient_bytes, m.insufficient_bytes)
+        MemoryPoint(
+            m.ranks,
+            m.batch,
+            m.strategy,
+            m.peak_bytes,
+            m.sufficient_bytes,
+            m.insufficient_bytes,
+            Split(m.split.parts, m.split.replicas, m.split.micro_batches, m.split.checkpoints) if m.split else None,
+            m.split.part_bytes if m.split else (),
+        )
         for m in stored or ()
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dljob.calibrate.learned import Learned
-from dljob.calibrate.memory import MemoryPoint, amounts_nbytes
+from dljob.calibrate.memory import MemoryPoint, Split, amounts_nbytes
 from dljob.cluster import ClusterView
 from dljob.cluster.catalogue import gpu
 from dljob.perf.resources.memory import GPU_PROCESS_NBYTES, PROCESS_NBYTES
@@ -101,6 +101,7 @@ def _amounts(request: Request, choice: Choice, learned: Constants) -> tuple[int,
             _batch(request, choice, group),
             choice.strategy,
             GPU_PROCESS_NBYTES if group.is_gpu else PROCESS_NBYTES,
+            _split(request, choice),
         )
         for group in choice.groups
     ]
@@ -124,6 +125,13 @@ def _batch(request: Request, choice: Choice, group: Group) -> int | None:
     return max(1, -(-max(group.shares, default=1) // choice.micro_batches))
 
 
+def _split(request: Request, choice: Choice) -> Split | None:
+    if not choice.splits_model:
+        return None
+    ranks = sum(len(group.shares) for group in choice.groups)
+    return Split(ranks // choice.replicas, choice.replicas, choice.micro_batches, request.checkpoints)
+
+
 def _has_room(choice: Choice, view: ClusterView, nbytes: int) -> bool:
     """Return True if all nodes of the plan's types of devices have so much free memory."""
     devices = {group.device for group in choice.groups}
@@ -136,7 +144,8 @@ def _explained(request: Request, found: Decision, learned: Constants, amounts: t
     if given > max(amounts, default=0) or not amounts:
         return found
     groups = {group.device: _points(request, found.chosen, group.device, learned) for group in found.chosen.groups}
-    points = [point for each in groups.values() for point in each if point.strategy == found.chosen.strategy]
+    kind = found.chosen.strategy, _split(request, found.chosen)
+    points = [point for each in groups.values() for point in each if (point.strategy, point.split) == kind]
     # The amounts follow from some of the runs. Those that needed more than the pods get had larger pods or batches.
     peaks = [point.peak_nbytes for point in points if point.peak_nbytes]
     peak = max((each for each in peaks if each <= given), default=0)

@@ -2,6 +2,9 @@
 
 from support.specs.small_specs import GPT, HINTS, MPI_ONLY, OPTED_IN, TORCHRUN_ONLY, Json
 
+PAIRS = {"count": 1, "units": 2, "parameters": 1, "flopsPerSample": 1, "activationBytesPerSample": 5,
+         "reducedBytesPerSample": 1}  # fmt: skip
+
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 PLANNING: dict[str, tuple[Json, str]] = {
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
@@ -119,6 +122,24 @@ PLANNING: dict[str, tuple[Json, str]] = {
     "bytes with activation checkpointing like GPT-2": (
         {"model": {"hints": {"like": "GPT-2", "checkpointedActivationBytesPerSample": 3}}, "trainer": {"command": ["a"]}},
         "must not exceed activationBytesPerSample",
+    ),
+    "hints of pairs": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "denseOutputBytesPerSample": 0, "pairs": PAIRS}},
+         "trainer": {"command": ["a"]}}, "",
+    ),
+    "more activations in pairs than in all": (
+        {"model": {"hints": {**HINTS, "pairs": PAIRS}}, "trainer": {"command": ["a"]}}, "must not exceed those of the whole",
+    ),
+    "more parameters in pairs than in all": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "pairs": {**PAIRS, "parameters": 10**12}}},
+         "trainer": {"command": ["a"]}}, "must not exceed those of the whole",
+    ),
+    "pairs like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "pairs": PAIRS}}, "trainer": {"command": ["a"]}}, "which like does not allow",
+    ),
+    "output like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "denseOutputBytesPerSample": 5}}, "trainer": {"command": ["a"]}},
+        "the layers of hints.like are known",
     ),
     "activation checkpointing in parts": (
         {**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Tensor"}}, "Always needs parallelism.str",

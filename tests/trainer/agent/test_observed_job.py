@@ -145,6 +145,28 @@ def test_smaller_plan_has_no_refused_numbers_beyond_its_own(job: ObservedJob) ->
     assert tuple(size.ranks for size in job._report().refused_sizes) == (1,)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "parts"), [(1, (100, 200, 300, 400)), (2, (300, 400))], ids=["one replica", "two replicas"]
+)
+def test_report_has_the_memory_of_each_part_of_a_split_model(
+    replicas: int, parts: tuple[int, ...], tmp_path: Path
+) -> None:
+    plan = make_plan(4, shares=[8 // replicas] * 4, global_batch=8, parallelism="Pipeline", micro_batches=2, min_ranks=4,
+                     replicas=replicas)  # fmt: skip
+    job = make_job(tmp_path, plan)
+    job.attempts, job.attempt = 1, Attempt(plan, "2.1")
+    for rank in plan.ranks:
+        own = {rank.rank: 100 * (rank.rank + 1), 99: 10**6, (rank.rank + 1) % 4: 7000}
+        job._take(Received(rank.pod, PodMemoryPeak(attempt="2.1", nbytes=500, ranks=own)))
+    found = job._report().pod_memory
+    assert found is not None and (found.pod, found.parts) == (FIRST, parts), "no pod speaks for the ranks of others"
+    later = job._report()
+    assert make_job(tmp_path, plan, later)._report().pod_memory == found, "another pod coordinates now"
+    job._take(Received(FIRST, PodMemoryPeak(attempt="2.1", nbytes=400, ranks={0: 900, 1: 7000})))
+    found = job._report().pod_memory
+    assert found is not None and (found.peak_nbytes, found.parts[0], found.parts[1:]) == (500, 900, parts[1:])
+
+
 def test_absurd_memory_is_not_reported(job: ObservedJob) -> None:
     job.attempts, job.attempt = 1, Attempt(job.plan, "2.1")
     for nbytes in (-5, 0, MAX_POD_NBYTES + 1, 10**30):

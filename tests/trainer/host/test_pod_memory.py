@@ -81,6 +81,21 @@ def test_peaks_of_ranks_between_two_looks_count(tmp_path: Path) -> None:
     assert again.look([7, 8]) == 2100 * MIB, "no part of a container has more than all of it"
 
 
+def test_peak_of_each_rank_is_known(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    memory = PodMemory(v2(tmp_path, anon=500), proc)
+    process(proc, 7, peak=300, anon=150, shmem=50, file=100)
+    process(proc, 8, peak=900, anon=200, file=100)
+    memory.look([7, 8])
+    assert memory.of_ranks == {7: 200 * MIB, 8: 800 * MIB}, "without the files that they have mapped"
+    process(proc, 7, peak=400, anon=100, file=100)
+    process(proc, 8, peak=900, anon=100, file=100)
+    memory.look([7, 8])
+    assert memory.of_ranks == {7: 300 * MIB, 8: 800 * MIB}
+    memory.begin()
+    assert not memory.of_ranks
+
+
 def test_real_process_shows_what_it_has_freed_but_not_what_it_has_mapped(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_bytes(bytes(120 * MIB))

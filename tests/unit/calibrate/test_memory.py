@@ -1,9 +1,20 @@
 """Tests of the measured memory of scripts: what is stored after a run, and what the next pods need."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dljob.api.script_profile import MAX_MEMORY
-from dljob.calibrate.memory import MAX_POINTS, ROOM_NBYTES, MemoryPoint, amounts_nbytes, remembered
+from dljob.calibrate.memory import (
+    MAX_POINTS,
+    ROOM_NBYTES,
+    MemoryPoint,
+    Split,
+    amounts_nbytes,
+    complete_run_nbytes,
+    remembered,
+)
+from dljob.perf.resources.memory import AGENT_NBYTES
 
 GIB = 2**30
 PROCESS = GIB // 4
@@ -136,6 +147,72 @@ def test_more_ranks_begin_with_more_than_what_was_too_little_for_as_many() -> No
     """Regression: four ranks began with what had been too little for two, for each of them."""
     failed = MemoryPoint(2, 32, insufficient_nbytes=2 * GIB)
     assert amounts([failed], 4, 32) == (8 * GIB, 6 * GIB, 5 * GIB // 2), "the last one if no node has more"
+
+
+FOUR = Split(parts=4, micro_batches=8)
+STAGES = MemoryPoint(
+    1, 4, "Pipeline", peak_nbytes=900, sufficient_nbytes=2000, split=FOUR, parts_nbytes=(500, 300, 200, 700)
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parts_nbytes"),
+    [(2, 900), (3, 500 + 700 + 300), (4, 1700), (6, 1700 + 900), (8, 2 * 1700)],
+)
+def test_memory_of_other_pods_follows_from_that_of_each_stage(ranks: int, parts_nbytes: int) -> None:
+    """Pods have consecutive ranks, and the largest pod counts. Three ranks: stages 0 to 2, 3 0 1, 2 3 0, 1 to 3."""
+    found = STAGES.with_ranks(ranks)
+    assert found.place == (ranks, 4, "Pipeline", FOUR) and found.peak_nbytes == AGENT_NBYTES + parts_nbytes
+    assert STAGES.with_ranks(1) == STAGES
+    assert MemoryPoint(1, 4, "Pipeline", peak_nbytes=900, split=FOUR).with_ranks(ranks).ranks == 1
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=9), st.integers(2, 40))
+def test_no_pod_of_a_split_model_has_more_than_what_follows(parts: list[int], ranks: int) -> None:
+    point = MemoryPoint(1, 1, "Tensor", max(parts), split=Split(len(parts)), parts_nbytes=tuple(parts))
+    pods = [sum(parts[(pod * ranks + i) % len(parts)] for i in range(ranks)) for pod in range(50)]
+    assert (point.with_ranks(ranks).peak_nbytes or 0) - AGENT_NBYTES == max(pods)
+
+
+def test_measurements_of_another_split_do_not_count() -> None:
+    """More stages, more micro-batches or checkpoints change the memory of each part, in either direction."""
+    assert amounts_nbytes([STAGES], 1, 4, "Pipeline", PROCESS, FOUR) == (STAGES.needed_nbytes,)
+    assert complete_run_nbytes([STAGES], 1, 4, "Pipeline", FOUR) == STAGES.needed_nbytes
+    for other in (Split(2, micro_batches=8), Split(4, 2, 8), Split(4, 1, 4), Split(4, 1, 8, checkpoints=False)):
+        assert amounts_nbytes([STAGES], 1, 4, "Pipeline", PROCESS, other) == ()
+        assert complete_run_nbytes([STAGES], 1, 4, "Pipeline", other) is None
+    assert amounts_nbytes([STAGES], 1, 4, "Pipeline", PROCESS) == ()
+    assert complete_run_nbytes([STAGES], 1, 8, "Pipeline", FOUR) is None, "a larger batch"
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        MemoryPoint(1, 4, "Pipeline", 900, split=FOUR),
+        MemoryPoint(1, 4, "Pipeline", None, 2000, split=FOUR),
+        MemoryPoint(1, 4, "Pipeline", 900, 2000, 2100, split=FOUR),
+    ],
+    ids=["not complete", "not measured", "failed since"],
+)
+def test_only_a_complete_run_shows_what_is_enough(point: MemoryPoint) -> None:
+    assert complete_run_nbytes([point], 1, 4, "Pipeline", FOUR) is None
+
+
+def test_a_complete_run_shows_what_is_enough_for_pods_with_more_of_its_ranks() -> None:
+    assert complete_run_nbytes([STAGES], 2, 4, "Pipeline", FOUR) == STAGES.with_ranks(2).needed_nbytes
+    own = MemoryPoint(2, 4, "Pipeline", 10**9, 2 * 10**9, split=FOUR)
+    assert complete_run_nbytes([STAGES, own], 2, 4, "Pipeline", FOUR) == own.needed_nbytes, "the own measurement counts"
+    assert amounts_nbytes([STAGES, own], 2, 4, "Pipeline", PROCESS, FOUR) == (own.needed_nbytes,)
+
+
+def test_memory_of_each_part_is_remembered_like_that_of_a_pod() -> None:
+    def run(*parts_nbytes: int, complete: bool = True) -> MemoryPoint:
+        return MemoryPoint(1, 4, "Tensor", 900, 2000 if complete else None, split=Split(2), parts_nbytes=parts_nbytes)
+
+    assert after(run(700, 500), run(100, 600)).parts_nbytes == (630, 600)
+    assert after(run(700, 500), run(100, 600, complete=False)).parts_nbytes == (700, 600)
+    assert after(run(700, 500), run()).parts_nbytes == (700, 500), "an agent of an earlier release"
+    assert after(run(), run(700, 500)).parts_nbytes == (700, 500)
 
 
 def test_profiles_have_room_for_all_points() -> None:

@@ -56,10 +56,14 @@ class PodMemory:
         """The most bytes of files that each rank had mapped, by process id."""
         self.peak_nbytes = 0
         """The most bytes so far; 0 if nothing could be read."""
+        self.of_ranks: dict[int, int] = {}
+        """The most bytes that each rank has needed, without mapped files, by process id. Pages that a fork shares with
+        the agent's interpreter count for each rank. Child processes do not count."""
 
     def begin(self) -> None:
-        """Forget the peak of earlier ranks."""
+        """Forget the peaks of earlier ranks."""
         self._mapped.clear()
+        self.of_ranks.clear()
         self.peak_nbytes = 0
 
     def look(self, pids: Iterable[int]) -> int:
@@ -82,6 +86,9 @@ class PodMemory:
         try:
             now = numbers(self._proc / str(pid) / "status")
             mapped = self._mapped[pid] = max(self._mapped.get(pid, 0), 1024 * now["RssFile:"])
-            return max(0, 1024 * (now["VmHWM:"] - now["RssAnon:"] - now["RssShmem:"]) - mapped)
+            held = 1024 * (now["RssAnon:"] + now["RssShmem:"])
+            above = max(0, 1024 * now["VmHWM:"] - mapped - held)
+            self.of_ranks[pid] = max(self.of_ranks.get(pid, 0), held + above)
+            return above
         except (OSError, KeyError):  # The process has ended.
             return 0

@@ -200,11 +200,15 @@ class RankStarved(Record):
 
 
 class PodMemoryPeak(Record):
-    """The most main memory in bytes that the pod has needed in this attempt, without page cache that can be dropped."""
+    """The most main memory in bytes that the pod has needed in this attempt, without page cache that can be dropped.
+
+    ``ranks``: the most that each of its ranks has needed, by rank.
+    """
 
     type: Literal["pod_memory_peak"] = "pod_memory_peak"
     attempt: str
     nbytes: int
+    ranks: dict[int, int] = {}
 
 
 class Explain(Record):

@@ -1,9 +1,11 @@
 """The coordinator's record of the job's progress. It produces the job's report. It does no I/O and reads no clock."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from dlcontract import (
     MAX_METRICS,
+    MAX_PARTS,
     MAX_POD_NBYTES,
     MAX_REFUSED_SIZES,
     CheckpointMark,
@@ -234,12 +236,30 @@ class Ledger:
         else:
             self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
-    def record_memory(self, pod: str, nbytes: int) -> None:
-        """Record that a pod has needed so many bytes of main memory in the present attempt."""
-        ranks = sum(rank.pod == pod for rank in self._placed.ranks)
-        known = self.pod_memory.peak_nbytes if self.pod_memory is not None else 0
-        if ranks and known < nbytes <= MAX_POD_NBYTES:
-            self.pod_memory = PodMemory(pod=pod, ranks=ranks, peak_nbytes=nbytes)
+    def record_memory(self, pod: str, nbytes: int, of_ranks: Mapping[int, int]) -> None:
+        """Record that a pod has needed so many bytes of main memory in the present attempt.
+
+        ``of_ranks``: bytes that each of its ranks has needed. The largest of the ranks with the same part of a split
+        model counts.
+        """
+        ranks = [rank.rank for rank in self._placed.ranks if rank.pod == pod]
+        if not ranks or not 0 < nbytes <= MAX_POD_NBYTES:
+            return
+        known = self.pod_memory or PodMemory(pod=pod, ranks=len(ranks), peak_nbytes=nbytes)
+        if nbytes > known.peak_nbytes:
+            known = known.model_copy(update={"pod": pod, "ranks": len(ranks), "peak_nbytes": nbytes})
+        self.pod_memory = known.model_copy(update={"parts": self._parts_memory(ranks, known.parts, of_ranks)})
+
+    def _parts_memory(self, ranks: list[int], known: tuple[int, ...], found: Mapping[int, int]) -> tuple[int, ...]:
+        plan = self._placed
+        if not plan.splits_model or plan.split_over > MAX_PARTS:
+            return ()
+        count = plan.split_over
+        parts = list(known) if len(known) == count else [0] * count
+        for rank in ranks:
+            if found.get(rank, 0) <= MAX_POD_NBYTES:
+                parts[rank % count] = max(parts[rank % count], found.get(rank, 0))
+        return tuple(parts)
 
     def forget_rank(self, number: int) -> None:
         """Exclude a rank that has ended from hang detection, because it sends no more messages."""

@@ -44,6 +44,27 @@ BLOCK_REFERENCES = ("ResNet-152", "BERT-base", "GPT-2", "GPT-2-medium", "GPT-2-l
 """Published models whose blocks the planner knows, for activation checkpointing."""
 
 
+class ModelPairs(ApiModel):
+    """The pairs of linear layers that strategy Tensor splits over ranks, with the layers between them, of a script."""
+
+    count: Annotated[int, Field(ge=1, le=10**5, description="Number of pairs.")]
+    units: Annotated[
+        int,
+        Field(ge=1, le=10**9, description="Attention heads or features of the pair with the fewest: at most as many "
+              "ranks can split the model."),
+    ]  # fmt: skip
+    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of parameters in all pairs.")]
+    flops_per_sample: Annotated[
+        float, Field(gt=0, le=10**18, description="Floating-point operations of a sample in all pairs.")
+    ]
+    activation_bytes_per_sample: Annotated[
+        int, Field(ge=0, le=10**18, description="Bytes of activations of a sample of which each rank keeps its part.")
+    ]
+    reduced_bytes_per_sample: Annotated[
+        int, Field(ge=1, le=10**18, description="Bytes of activations and their gradients that ranks sum for a sample.")
+    ]
+
+
 class ModelHints(ApiModel):
     """Size of a model that is not built in, for the planner's predictions."""
 
@@ -72,6 +93,31 @@ class ModelHints(ApiModel):
                 or h.checkpointed_activation_bytes_per_sample <= h.activation_bytes_per_sample
             ),
         ),
+        Rule(
+            "pairs",
+            "!has(self.pairs) || (has(self.parameters) && has(self.flopsPerSample) && "
+            "self.pairs.parameters <= self.parameters && self.pairs.flopsPerSample <= self.flopsPerSample && "
+            "(self.pairs.activationBytesPerSample == 0 || (has(self.activationBytesPerSample) && "
+            "self.pairs.activationBytesPerSample <= self.activationBytesPerSample)))",
+            "the figures of hints.pairs must not exceed those of the whole model, which like does not allow: set both "
+            "as python -m dltrain.profile prints them, or remove pairs",
+            lambda h: (
+                h.pairs is None
+                or (
+                    h.parameters is not None
+                    and h.flops_per_sample is not None
+                    and h.pairs.parameters <= h.parameters
+                    and h.pairs.flops_per_sample <= h.flops_per_sample
+                    and h.pairs.activation_bytes_per_sample <= h.activation_bytes_per_sample
+                )
+            ),
+        ),
+        Rule(
+            "denseOutputBytesPerSample",
+            "!has(self.denseOutputBytesPerSample) || !has(self.like)",
+            "the layers of hints.like are known: remove hints.denseOutputBytesPerSample",
+            lambda h: h.dense_output_bytes_per_sample is None or h.like is None,
+        ),
     )
 
     like: Annotated[
@@ -98,6 +144,20 @@ class ModelHints(ApiModel):
             "t.checkpoint_activations: their inputs, the activations outside of them, and those of the largest of "
             "them. Without this value, activationCheckpointing Always is rejected, and Auto does not use it.",
         ),
+    ] = None
+    dense_output_bytes_per_sample: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=10**18,
+            description="Bytes of a sample in the model's output, such as its logits. Set it only if the model has "
+            "neither convolutions nor recurrent layers: plans for CPUs then need less memory. Unset: plans assume as "
+            "much memory as kernels of such layers need.",
+        ),
+    ] = None
+    pairs: Annotated[
+        ModelPairs | None,
+        Field(description="What strategy Tensor splits. Unset: plans assume half of the model in pairs of 8 units."),
     ] = None
 
 

@@ -20,11 +20,13 @@ from dljob.api import (
 )
 from dljob.api.base import AUTO_INTERVAL
 from dljob.api.spec.dataset import DEFAULT_SIZE
+from dljob.api.spec.model import ModelPairs
 from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
 from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
+from dljob.perf.workload.workload import StatedPairs
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage, VolumeLimit
 from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 
@@ -118,6 +120,8 @@ def planner_request(
         flops_per_sample=hints.flops_per_sample if hints else None,
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
         checkpointed_nbytes_per_sample=hints.checkpointed_activation_bytes_per_sample if hints else None,
+        dense_output_nbytes=hints.dense_output_bytes_per_sample if hints else None,
+        pairs=stated_pairs(hints.pairs) if hints and hints.pairs else None,
         sample_nbytes=sample_nbytes,
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
@@ -173,6 +177,18 @@ def planner_request(
         storage=storage(spec),
         volumes=volumes,
         missing=spec.missing,
+    )
+
+
+def stated_pairs(stated: ModelPairs) -> StatedPairs:
+    """Return what the spec says about the pairs of linear layers of a script's model, as the planner uses it."""
+    return StatedPairs(
+        stated.count,
+        stated.units,
+        stated.parameters,
+        stated.flops_per_sample,
+        stated.activation_bytes_per_sample,
+        stated.reduced_bytes_per_sample,
     )
 
 

@@ -3,7 +3,7 @@
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
 from dljob.api.script_profile import ObservedStructure, ObservedWork
-from dljob.calibrate.memory import MemoryPoint
+from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.pod_groups import threads
@@ -47,15 +47,16 @@ def observed_memory(
     """Return what a run of a training script has shown about the memory of a pod, with the type of device of this pod.
 
     The run succeeded, goes on, or ended for good (``failed``). Return None for built-in models, whose memory is
-    predicted, for model parallelism, whose ranks differ, and if nothing is known. A peak above the memory limit of the
-    pod is not possible and therefore not used: the trainer wrote the report. The memory of the pods is sufficient if
-    the run succeeded, and too little if it failed, after ranks or pods had reached their limit with this memory.
+    predicted, and if nothing is known. A peak above the memory limit of the pod is not possible and therefore not used:
+    the trainer wrote the report. The same holds for what ranks with a part of a split model have needed. The memory of
+    the pods is sufficient if the run succeeded, and too little if it failed, after ranks or pods had reached their
+    limit with this memory.
 
     If the operator has raised the memory, a peak below the amount that was too little is not used either: it was missed
     between two samples. A run that succeeded then counts as one that needed all that it had.
     """
     plan, record = accepted.plan, accepted.failures or FailureRecord()
-    if not spec.trainer.command or plan.splits_model:
+    if not spec.trainer.command:
         return None
     of_plan = report if report is not None and report.plan_number == plan.number else None
     seen = of_plan.pod_memory if of_plan is not None else None
@@ -79,7 +80,13 @@ def observed_memory(
         return None
     share = max(rank.share for rank in ranks)
     batch = None if spec.global_batch_size is None else max(1, -(-share // plan.micro_batches))
-    return ranks[0].device, MemoryPoint(len(ranks), batch, plan.parallelism, peak, enough, tight)
+    split = None
+    if plan.splits_model:
+        split = Split(plan.split_over, plan.replicas, plan.micro_batches, plan.checkpoint.enabled)
+    parts = seen.parts if seen is not None and split is not None and peak == seen.peak_nbytes else ()
+    if len(parts) != plan.split_over or not all(0 < part <= limit + MAX_ROUNDING for part in parts):
+        parts = ()
+    return ranks[0].device, MemoryPoint(len(ranks), batch, plan.parallelism, peak, enough, tight, split, parts)
 
 
 def stored_structure(

@@ -43,20 +43,25 @@ MARGIN = 1.1
 GROWTH_MARGIN = 1.25
 """Factor on the predicted main memory of a rank on CPUs, because Kubernetes kills a pod that exceeds its limit. With
 this factor, 98 of 100 generated networks need less than predicted (benchmarks/perfmodel/structure_regression.py)."""
-PART: Mapping[str, float] = {"process": 2.8e7, "parameter_B": 1.25, "largest_B": 1.25}
+PART: Mapping[str, float] = {"process": 2.8e7, "parameter_B": 1.25, "kept_B": 1.9, "largest_B": 1.25}
 """Term of ``structure.GROWTH`` → bytes for a rank with a part of a model on CPUs, or for one byte of the term.
 
-With ``PART_KEPT``, they are above the measurements to which they were fitted. Of 33 later ones
-(``benchmarks/training/model_split/memory.py``, two rounds), one was 2 % above. ``PART_MARGIN`` covers it."""
+Kernels of convolutions copy tensors to other layouts, so that kept activations count nearly twice. The values are above
+the measurements to which they were fitted. Of 33 later ones (``benchmarks/training/model_split/memory.py``, two
+rounds), one was 2 % above. ``PART_MARGIN`` covers it."""
 PART_MARGIN = 1.08
 """Factor on the predicted main memory of a rank with a part of a model on CPUs, beside its process."""
-PART_KEPT: Mapping[str, float] = {"Pipeline": 1.5, "Tensor": 1.7, "convolutions": 1.9}
-"""Strategy → bytes for one byte of samples and kept activations; for all models with convolutions, whose kernels copy
-tensors to other layouts, the value of ``convolutions``."""
 PART_REPLICATED = 2.0
 """Additional bytes for a byte of a part's parameters if the model has replicas. With two replicas of two stages of
 resnet18, the peak was 165 MiB in one run and 228 in another. The larger part has 40 MiB of parameters. Presumably, MPI
 buffers the gradients that a faster peer has sent."""
+DENSE: Mapping[str, float] = {"parameter_B": 1.2, "kept_B": 1.4}
+"""Bytes for a byte of a term, in place of those of ``PART``, for whole and for split models without
+convolutions and recurrent layers. Their kernels copy no tensors to other layouts: tensors count once, and the rest is
+what the heap loses between blocks of different sizes, and the temporaries of an optimizer's update.
+
+Peaks of 21 cases are 0.69 to 0.94 times the result: decoders of 10, 25 and 50 million parameters and networks of linear
+layers with 25 million, whole and split (``benchmarks/training/model_split/script_memory.py``), and gpt-mini."""
 PREFETCHED_BATCHES = 2
 """Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
@@ -114,6 +119,7 @@ def held_nbytes(
     is_gpu: bool,
     growth: TermFactors = (),
     has_convolutions: bool = True,
+    is_dense: bool = False,
 ) -> float:
     """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
@@ -122,9 +128,14 @@ def held_nbytes(
     multiplied by a coefficient fitted to measurements (``structure.GROWTH``), because kernels also copy tensors to
     other layouts. ``growth``: measured factors of these coefficients on the device (``Device.growth_factors``).
     ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
+    ``is_dense``: True if it is known to have neither convolutions nor recurrent layers (``DENSE``).
     """
     if is_gpu:
         return on_gpu_nbytes(parameter_nbytes + kept_nbytes + largest_nbytes)
+    if is_dense:
+        return part_nbytes(
+            parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu, growth, DENSE["kept_B"], DENSE["parameter_B"]
+        )
     terms = {
         "process": 1.0,
         "convolution": float(has_convolutions),
@@ -141,17 +152,19 @@ def part_nbytes(
     largest_nbytes: float,
     is_gpu: bool,
     growth: TermFactors = (),
-    kept_factor: float = PART_KEPT["convolutions"],
+    kept_factor: float = PART["kept_B"],
+    parameter_factor: float = PART["parameter_B"],
 ) -> float:
     """Return the memory in bytes of a rank with a part of a model, including its process or CUDA context.
 
-    ``kept_factor``: a value of ``PART_KEPT``. The other arguments are those of ``held_nbytes``. Of ``growth``, only
-    factors above 1 count, because they were measured with whole networks.
+    ``kept_factor``, ``parameter_factor``: bytes for a byte of these terms (``PART`` or ``DENSE``). The other arguments
+    are those of ``held_nbytes``. Of ``growth``, only factors above 1 count, because they were measured with whole
+    networks.
     """
     if is_gpu:
         return on_gpu_nbytes(state_nbytes + kept_nbytes + largest_nbytes)
     amounts = {
-        "parameter_B": PART["parameter_B"] * state_nbytes,
+        "parameter_B": parameter_factor * state_nbytes,
         "kept_B": kept_factor * kept_nbytes,
         "largest_B": PART["largest_B"] * largest_nbytes,
     }
@@ -160,12 +173,21 @@ def part_nbytes(
     return PROCESS_NBYTES + PART_MARGIN * held
 
 
+def largest_nbytes(workload: Workload, is_gpu: bool) -> float:
+    """Return the bytes for a sample of the largest activations that exist only briefly.
+
+    On CPUs, the loss of a model of which ``DENSE`` counts tensors once is added.
+    """
+    return workload.transient_nbytes + (workload.loss_nbytes if workload.is_dense and not is_gpu else 0.0)
+
+
 @lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
-    fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions)
-    empty, one = (held_nbytes(0.0, n * kept, n * workload.transient_nbytes, is_gpu, growth) for n in (0, 1))
+    largest, dense = largest_nbytes(workload, is_gpu), workload.is_dense
+    fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions, dense)
+    empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, is_dense=dense) for n in (0, 1))
     return fixed, one - empty
 
 
@@ -183,10 +205,11 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
 
     Each part includes its share of the margins. Parts that need nothing are left out.
     """
-    process = held_nbytes(0.0, 0.0, 0.0, is_gpu)
+    process = held_nbytes(0.0, 0.0, 0.0, is_gpu, is_dense=workload.is_dense)
 
-    def part(parameter_nbytes: float = 0.0, kept_nbytes: float = 0.0, largest_nbytes: float = 0.0) -> float:
-        return held_nbytes(parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu) - process
+    def part(parameter_nbytes: float = 0.0, kept_nbytes: float = 0.0, briefly_nbytes: float = 0.0) -> float:
+        amounts = parameter_nbytes, kept_nbytes, briefly_nbytes
+        return held_nbytes(*amounts, is_gpu, is_dense=workload.is_dense) - process
 
     values_nbytes = float(REAL_NBYTES * workload.parameters)
     found = {
@@ -194,7 +217,7 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
         "gradients": part(values_nbytes),
         "optimizer state": part(workload.optimizer_slots * values_nbytes),
         "16-bit copies of parameters": part(workload.parameter_copies_nbytes),
-        "activations": part(0.0, batch * workload.activation_nbytes, batch * workload.transient_nbytes),
+        "activations": part(0.0, batch * workload.activation_nbytes, batch * largest_nbytes(workload, is_gpu)),
         "prefetched samples": part(0.0, batch * PREFETCHED_BATCHES * workload.sample_nbytes),
         "CUDA" if is_gpu else "process": process,
     }

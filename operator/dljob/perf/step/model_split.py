@@ -18,9 +18,9 @@ from math import ceil
 from typing import Literal
 
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import PART_KEPT, PART_REPLICATED, PREFETCHED_BATCHES, part_nbytes
+from dljob.perf.resources.memory import DENSE, PART, PART_REPLICATED, PREFETCHED_BATCHES, part_nbytes
 from dljob.perf.workload.layers import Layer
-from dljob.perf.workload.workload import HINTED, REAL_NBYTES, Workload
+from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
 _BETWEEN = ("activation", "attention")
 """Kinds of layers that may stand between the two linear layers of a tensor-parallel pair.
@@ -164,11 +164,11 @@ def _pairs_of(workload: Workload) -> Pairs | None:
     """Return the pairs of linear layers that tensor parallelism splits, or None if the model has no pairs.
 
     The pairs are disjoint, and the trainer splits the same ones. The layers of a model that only hints describe are not
-    known: return assumed pairs.
+    known: return the stated pairs, or else assumed ones.
     """
     layers = workload.layers
     if workload.name == HINTED:
-        return _assumed_pairs(workload)
+        return _assumed_pairs(workload) if workload.pairs is None else _stated_pairs(workload, workload.pairs)
     inside: list[Layer] = []
     between: list[Layer] = []
     sums: list[float] = []
@@ -194,6 +194,19 @@ def _pairs_of(workload: Workload) -> Pairs | None:
         outputs=sum(layer.output_elements for layer in between) / outputs,
         summed_elements=tuple(n for n in sums if n),
         units=min(units),
+    )
+
+
+def _stated_pairs(workload: Workload, stated: StatedPairs) -> Pairs:
+    """Return the pairs of a model of which only figures are known. Ranks sum equally many elements after each pair."""
+    sums = 2 * stated.count
+    kept = REAL_NBYTES * sum(layer.output_elements for layer in workload.layers)
+    return Pairs(
+        arithmetic=min(1.0, stated.flops / workload.flops_per_sample),
+        parameters=min(stated.parameters, workload.parameters),
+        outputs=min(1.0, stated.activation_nbytes / kept) if kept else 0.0,
+        summed_elements=(stated.reduced_nbytes / REAL_NBYTES / sums,) * sums,
+        units=stated.units,
     )
 
 
@@ -261,6 +274,8 @@ class Held:
     """Samples, and activations that are kept for the backward pass."""
     largest: float
     """The largest activations that exist only briefly."""
+    loss: float = 0.0
+    """Tensors of the loss, of a rank that computes it (``Workload.loss_nbytes``)."""
 
 
 def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: int) -> list[Held]:
@@ -277,7 +292,8 @@ def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: i
         kept = min(micro_batches, len(stages.stages) - i) * samples * each
         largest = samples * min(workload.transient_nbytes, 2.0 * REAL_NBYTES * stage.largest_elements)
         loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-        found.append(_held(workload, stage.parameters, kept + loaded, largest))
+        loss = samples * workload.loss_nbytes if i == len(stages.stages) - 1 else 0.0
+        found.append(_held(workload, stage.parameters, kept + loaded, largest, loss))
     return found
 
 
@@ -291,13 +307,14 @@ def tensor_held(workload: Workload, pairs: Pairs, ranks: int, batch: int) -> Hel
     kept = batch * kept_part(pairs.outputs, pairs.units, ranks) * workload.activation_nbytes
     buffers = REAL_NBYTES * batch * sum(set(pairs.summed_elements))
     loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    return _held(workload, share * workload.parameters, kept + buffers + loaded, batch * workload.transient_nbytes)
+    briefly = batch * workload.transient_nbytes, batch * workload.loss_nbytes
+    return _held(workload, share * workload.parameters, kept + buffers + loaded, *briefly)
 
 
-def _held(workload: Workload, parameters: float, kept: float, largest: float) -> Held:
+def _held(workload: Workload, parameters: float, kept: float, largest: float, loss: float) -> Held:
     copies = workload.parameter_copies_nbytes * parameters / max(1, workload.parameters)
     state = (2 + workload.optimizer_slots) * REAL_NBYTES * parameters + copies
-    return Held(REAL_NBYTES * parameters, state, kept, largest)
+    return Held(REAL_NBYTES * parameters, state, kept, largest, loss)
 
 
 def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
@@ -335,8 +352,13 @@ def rank_nbytes(
     else:
         assert model.pairs is not None, "checked before"
         parts = [tensor_held(workload, model.pairs, ranks, ceil(batch / micro_batches))] * ranks
-    factor = PART_KEPT["convolutions" if workload.has_convolutions else strategy]
-    needed = [part_nbytes(each.state, each.kept, each.largest, is_gpu, growth, factor) for each in parts]
+    known = DENSE if workload.is_dense else PART
+    factors = known["kept_B"], known["parameter_B"]
+    briefly = [each.largest + (each.loss if workload.is_dense and not is_gpu else 0.0) for each in parts]
+    needed = [
+        part_nbytes(each.state, each.kept, largest, is_gpu, growth, *factors)
+        for each, largest in zip(parts, briefly, strict=True)
+    ]
     if not is_gpu and replicas > 1:
         needed = [n + PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
     if not is_gpu and checkpoints:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dljob.perf.workload.layers import Layer
-from dljob.perf.workload.workload import HINTED_RATIO, REAL_NBYTES, LEAST_FLOPs, Workload, hinted
+from dljob.perf.workload.workload import HINTED_RATIO, OBSERVED, REAL_NBYTES, LEAST_FLOPs, Workload, hinted
 
 MAX_LAYERS = 2000
 """Largest number of layers of a workload. Scripts with more operations in a step are limited by their arithmetic."""
@@ -103,7 +103,7 @@ def observed(structure: Structure) -> Workload:
             for i in range(n)
         ]
     return Workload(
-        name="observed",
+        name=OBSERVED,
         layers=tuple(layers),
         activation_nbytes=structure.activation_nbytes,
         transient_nbytes=2 * structure.activation_nbytes / min(len(layers), 10),

@@ -19,7 +19,28 @@ HINTED_RATIO = 0.75
 ``spec.model.hints`` describe. It is above that of most layer tables (0.5 to 0.65, GPT-2 0.56, BERT 0.64) and below that
 of ResNets with group norms (1.2 to 1.3), whose norms have float32 inputs and outputs."""
 
+OUTPUT_COPIES = 3.0
+"""Tensors of the size of the model's output while its backward pass begins, which kept activations do not contain:
+the output itself, the logarithms of probabilities, and their gradient (``cross_entropy``)."""
+
 Optimizer = Literal["SGD", "Adam", "AdamW"]
+
+
+@dataclass(frozen=True)
+class StatedPairs:
+    """The pairs of linear layers that tensor parallelism splits, of a model that only figures describe.
+
+    ``count``: number of pairs. ``units``: those of the pair with the fewest. The other figures are those of all pairs
+    together, for a sample: operations of both passes, kept activations of which each rank has its part, and activations
+    and gradients that ranks sum.
+    """
+
+    count: int
+    units: int
+    parameters: int
+    flops: float
+    activation_nbytes: float
+    reduced_nbytes: float
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,12 @@ class Workload:
     store. With strategy Sharded, each rank needs as much."""
     recomputes: bool = False
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
+    stated_dense: bool = False
+    """True if a model that only figures describe has neither convolutions nor recurrent layers."""
+    loss_nbytes: float = 0.0
+    """Bytes of a sample in the model's output, the loss and the gradient of the output, if the layers are dense."""
+    pairs: StatedPairs | None = None
+    """What tensor parallelism splits of a model that only figures describe; None: unknown, or the layers show it."""
 
     def __hash__(self) -> int:
         """Return a hash of a few fields. Functions with a cache hash a workload often, and it has many layers."""
@@ -67,6 +94,14 @@ class Workload:
     @cached_property
     def has_convolutions(self) -> bool:
         return any(layer.is_conv for layer in self.layers)
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Return True if it is known that no layer is convolutional or recurrent.
+
+        An observed script does not show which of its operations are those of recurrent layers.
+        """
+        return self.stated_dense or (self.name not in (HINTED, OBSERVED) and not self.has_convolutions)
 
     @property
     def gradient_nbytes(self) -> int:
@@ -176,9 +211,12 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
         activation_16_nbytes=net.kept_16_nbytes,
         checkpointed_nbytes=None if elements is None else REAL_NBYTES * elements,
         checkpointed_16_nbytes=net.checkpointed_16_nbytes,
+        loss_nbytes=OUTPUT_COPIES * REAL_NBYTES * net.layers[-1].output_elements,
     )
 
 
+OBSERVED = "observed"
+"""Name of the workloads of scripts whose structure an earlier run has shown."""
 HINTED = "hinted"
 """Name of workloads whose layers are not known: their figures are divided evenly among equal layers."""
 HINTED_LAYERS = 50
@@ -196,13 +234,17 @@ def hinted(
     optimizer: Optimizer = "SGD",
     momentum: float = 0.9,
     checkpointed_nbytes_per_sample: float | None = None,
+    dense_output_nbytes: float | None = None,
+    pairs: StatedPairs | None = None,
 ) -> Workload:
     """Return the workload of a model that only figures in ``spec.model.hints`` describe.
 
     The figures are the numbers of parameters, of operations per sample, and of activation bytes per sample. They are
     divided evenly among equal layers. Raise ValueError if a figure is out of range. ``checkpointed_nbytes_per_sample``:
     activation bytes per sample with activation checkpointing; None if they are unknown. If they are known, all layers
-    count as parts of blocks, because the figures do not say which ones are.
+    count as parts of blocks, because the figures do not say which ones are. ``dense_output_nbytes``: bytes
+    of a sample in the output of a model without convolutions and recurrent layers; None: it may have some. ``pairs``:
+    as in ``Workload``.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -241,4 +283,7 @@ def hinted(
         checkpointed_nbytes=checkpointed_nbytes_per_sample,
         # Inputs of residual blocks are sums, which are in float32 besides norms, so no bytes may be saved.
         checkpointed_16_nbytes=checkpointed_nbytes_per_sample,
+        stated_dense=dense_output_nbytes is not None,
+        loss_nbytes=OUTPUT_COPIES * (dense_output_nbytes or 0.0),
+        pairs=pairs,
     )

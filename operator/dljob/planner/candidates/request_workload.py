@@ -19,6 +19,8 @@ def workload_of(request: Request) -> Workload:
             request.optimizer,
             request.momentum,
             request.checkpointed_nbytes_per_sample,
+            request.dense_output_nbytes,
+            request.pairs,
         )
     if request.structure is not None:
         return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))

@@ -225,7 +225,8 @@ def warning(
     warnings = contradiction_warnings(request, chosen)
     if not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(_missed(request, chosen))
-    if chosen.splits_model and request.parameters is not None:
+    stated = request.pairs is not None and chosen.strategy == "Tensor"
+    if chosen.splits_model and request.parameters is not None and not stated:
         warnings.append(_assumed_layers(chosen))
     warnings += _doubts(request, nodes, learned)
     for pool in nodes.pools:
@@ -259,7 +260,8 @@ def _assumed_layers(chosen: Choice) -> str:
         else "that the stages have equal parts of the parameters, operations and activations"
     )
     return (
-        f"spec.model.hints has no layers: the plan assumes {assumed}. If memory is short, set resources.memory, or "
+        f"spec.model.hints has no layers: the plan assumes {assumed}. If memory is short, set resources.memory, "
+        f"{'model.hints.pairs as python -m dltrain.profile prints it, ' * (chosen.strategy == 'Tensor')}or "
         "model.hints.like for a model whose layers are known"
     )
 

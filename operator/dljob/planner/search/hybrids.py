@@ -8,7 +8,8 @@ from typing import Literal
 
 from dljob.perf.step import model_split as split
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts, predict
+from dljob.planner.candidates.strategies.model_split import micro_batch_counts, predict
+from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.types import CollectiveName, Prediction, Refusal, Request
 
 MICRO_BATCHES_PER_STAGE = 4

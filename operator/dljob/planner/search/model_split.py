@@ -19,7 +19,8 @@ from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, layouts, layouts_within_quota
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
-from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
+from dljob.planner.candidates.strategies.model_split import choice, micro_batch_counts, predict
+from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import charged_cpus, grid
 from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, node_counts, reducing

@@ -12,7 +12,7 @@ from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.pools import Eligible
 from dljob.planner.candidates.strategies import zero
-from dljob.planner.candidates.strategies.model_split import host_room_nbytes
+from dljob.planner.candidates.strategies.split_memory import host_room_nbytes
 from dljob.planner.search.model_split import Found, equal_parts
 from dljob.planner.types import Choice, Group, Infeasible, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes, group_names

@@ -14,6 +14,7 @@ from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
 from dljob.perf.workload.observed import Structure
+from dljob.perf.workload.workload import StatedPairs
 from dljob.planner.types.storage import Storage, VolumeLimit
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -86,6 +87,11 @@ class Request:
     activation_nbytes_per_sample: int | None = None
     checkpointed_nbytes_per_sample: int | None = None
     """``activation_nbytes_per_sample`` with activation checkpointing; None if it is unknown."""
+    dense_output_nbytes: int | None = None
+    """Bytes of a sample in the output of a model that only figures describe, without convolutions and recurrent layers;
+    None if it may have some."""
+    pairs: StatedPairs | None = None
+    """What tensor parallelism splits of a model that only figures describe; None if it is unknown."""
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
     """Number of samples of a dataset in files; None if it is unknown or the data is built in."""

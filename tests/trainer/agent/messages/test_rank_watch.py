@@ -40,6 +40,22 @@ def test_growth_is_reported_and_the_exact_peak_at_the_end(tmp_path: Path) -> Non
     assert not sent, "no rank runs"
 
 
+def test_peak_of_a_rank_is_reported_with_its_number(tmp_path: Path) -> None:
+    """The memory of the pod may stay the same while that of a rank grows, because another one has freed some."""
+    sent: list[Watched] = []
+    watch, rank = RankWatch(sent.append), Process(7, None)  # type: ignore[arg-type]
+    watch.memory = PodMemory(tmp_path, tmp_path / "proc")
+    (tmp_path / "memory.stat").write_text("anon 9000000\nshmem 0\n")
+    (tmp_path / "proc/7").mkdir(parents=True)
+    for kib in (1000, 1010, 2000):
+        text = f"VmHWM:\t{kib} kB\nRssAnon:\t{kib} kB\nRssFile:\t0 kB\nRssShmem:\t0 kB\n"
+        (tmp_path / "proc/7/status").write_text(text)
+        watch.poll("1.1", {rank: 3}, {None: "the zygote"})
+    found = [each for each in sent if isinstance(each, PodMemoryPeak)]
+    assert [each.ranks for each in found] == [{3: 1000 * 1024}, {3: 2000 * 1024}]
+    assert {each.nbytes for each in found} == {9_000_000}
+
+
 def test_killed_processes_that_last_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_state", lambda pid: {7: "D"}.get(pid, ""))
     now_s, sent = [100.0], list[Watched]()

@@ -12,7 +12,7 @@ from dlcontract import Failure, PodMemory, Report, RunPhase
 from dljob.api import DLProfileStatus
 from dljob.api.script_profile import MeasuredMemory as Stored
 from dljob.calibrate.learned import Learned, LearnedPoint
-from dljob.calibrate.memory import MemoryPoint
+from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.job.identity import profile_name
 from dljob.job.observed import Observed
 from dljob.job.observed_structure import with_memory
@@ -120,6 +120,41 @@ def test_memory_that_kueue_has_admitted_does_not_change() -> None:
 
 def test_built_in_models_are_predicted_instead() -> None:
     assert step(done(RunPhase.SUCCEEDED, pod_memory=used(100))).memory is None
+
+
+SPLIT: Json = {
+    "model": {"hints": {"parameters": 100_000_000, "flopsPerSample": 6e8}},
+    "trainer": {"command": ["python", "train.py"]},
+    "parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 4},
+    "globalBatchSize": 64, "steps": 100, "nodes": {"min": 2, "max": 2}, "dataset": {"name": "digits"},
+}  # fmt: skip
+
+
+def test_next_job_with_the_same_split_requests_what_the_first_needed() -> None:
+    """Regression: what pods of a split model needed was not stored."""
+    first = planned(seen(SPLIT, view=LARGE)).memory_nbytes
+    seen_memory = PodMemory(pod="digits-cpu-1", ranks=1, peak_nbytes=900 * MIB, parts=(600 * MIB, 800 * MIB))
+    found = step(done(RunPhase.SUCCEEDED, SPLIT, pod_memory=seen_memory)).memory
+    split = Split(parts=2, replicas=1, micro_batches=4, checkpoints=True)
+    assert found is not None
+    assert found.point == MemoryPoint(
+        1, 16, "Pipeline", 900 * MIB, first, split=split, parts_nbytes=(600 * MIB, 800 * MIB)
+    )
+    known = store(found)
+    [stored] = [each.memory for each in known.values() if each.memory]
+    assert stored == (found.point,)
+    plan = planned(seen(SPLIT, view=LARGE, learned=known))
+    assert plan.memory_nbytes == found.point.needed_nbytes < first
+    assert plan.status.memory == "measured in an earlier run: a pod needed 900 MiB"
+    more = {**SPLIT, "parallelism": {**SPLIT["parallelism"], "microBatches": 8}}
+    assert planned(seen(more, view=LARGE, learned=known)).memory_nbytes == planned(seen(more, view=LARGE)).memory_nbytes
+
+
+@pytest.mark.parametrize("parts", [(), (0, 5), (5,), (5, 5, 5), (5, 2**50)])
+def test_incomplete_or_absurd_memory_of_parts_is_not_used(parts: tuple[int, ...]) -> None:
+    seen_memory = PodMemory(pod="digits-cpu-1", ranks=1, peak_nbytes=900 * MIB, parts=parts)
+    found = step(done(RunPhase.SUCCEEDED, SPLIT, pod_memory=seen_memory)).memory
+    assert found is not None and (found.point.peak_nbytes, found.point.parts_nbytes) == (900 * MIB, ())
 
 
 def test_absurd_memory_is_not_used() -> None:

@@ -13,7 +13,7 @@ from dljob.perf.resources import energy, memory
 from dljob.perf.step import compute
 from dljob.perf.step import model_split as split
 from dljob.perf.workload import structure
-from dljob.perf.workload.workload import builtin, hinted
+from dljob.perf.workload.workload import StatedPairs, builtin, hinted
 from dljob.planner import FixedChoice, Request
 from support.planner_questions import A100, decided, rejected, view
 
@@ -116,6 +116,20 @@ def test_a_script_with_hints_alone_is_planned_with_assumed_layers(strategy: Any,
     assert "spec.model.hints has no layers" in found.warning
     like = replace(request, parameters=None, flops_per_sample=None, like="BERT-base", sample_nbytes=2048)
     assert "has no layers" not in (decided(like, view({"count": 4, "cpu": 2, "memory": "64Gi"})).warning or "")
+
+
+def test_stated_pairs_replace_what_plans_assume_of_a_script() -> None:
+    stated = StatedPairs(6, 4, 9 * 10**6, 4.5e7, 250_000, 48_000)
+    pairs = split.cut_up(hinted(10**7, 6e7, 1e6, pairs=stated)).pairs
+    assert pairs is not None and (pairs.parameters, pairs.units) == (9 * 10**6, 4)
+    assert (pairs.arithmetic, pairs.outputs) == pytest.approx((0.75, 0.25))
+    assert pairs.summed_elements == (1000.0,) * 12, "two all-reduces for each of 6 pairs"
+    request = replace(SCRIPT, strategy="Tensor", pairs=stated)
+    found = decided(request, FOUR)
+    assert "has no layers" not in (found.warning or "")
+    assert {len(c.groups[0].shares) for c in found.candidates} <= {1, 2, 3, 4}
+    assumed = decided(replace(request, pairs=None), FOUR)
+    assert "model.hints.pairs" in (assumed.warning or "")
 
 
 def test_stages_of_a_script_with_hints_alone_are_equal() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
-from dljob.perf.workload.workload import builtin
+from dljob.perf.workload.workload import StatedPairs, builtin
 from dljob.planner import Request
 from support.planner_questions import decided, view
 
@@ -57,12 +57,79 @@ def test_plans_are_above_measured_peaks_and_close_to_them() -> None:
     assert median(ratios.values()) <= 1.3, ratios
 
 
+def _hints(parameters: int, flops: float, kept: int, sample: int = 512, *split: float) -> dict[str, Any]:
+    """Return the figures of a script. ``split``: those of pairs with 12 pairs of 8 units; a script without is unknown."""
+    found = {"parameters": parameters, "flops_per_sample": flops, "activation_nbytes_per_sample": kept}
+    pairs = StatedPairs(12, 8, int(split[0]), *split[1:]) if split else None
+    return found | {"sample_nbytes": sample, "dense_output_nbytes": 8192 if split else None, "pairs": pairs}
+
+
+SCRIPTS = {
+    "decoder-10": _hints(10_696_000, 2.076e9, 4_777_216, 512, 10_632_960, 2.071e9, 3_545_088, 1_179_648),
+    "decoder-25": _hints(24_006_592, 4.643e9, 7_161_088, 512, 23_912_064, 4.636e9, 5_314_560, 1_769_472),
+    "decoder-50": _hints(50_011_584, 9.651e9, 10_339_584, 512, 49_875_072, 9.641e9, 7_673_856, 2_555_904),
+    "mixer-25": _hints(25_274_432, 4.838e9, 4_787_456, 512, 25_190_400, 4.832e9, 3_145_728, 1_572_864),
+    "recurrent-11": _hints(10_709_056, 2.035e9, 2_433_280),
+    "convolutional-11": _hints(10_640_448, 1.634e10, 9_703_552, 5120),
+}
+"""Network of ``benchmarks/training/model_split/script_memory.py`` → what ``python -m dltrain.profile`` prints of it."""
+MEASURED_SCRIPTS: list[tuple[str, Literal["Data", "Pipeline", "Tensor"], int, int, float]] = [
+    ("decoder-10", "Data", 1, 1, 361),
+    ("decoder-10", "Tensor", 2, 1, 229),
+    ("decoder-10", "Tensor", 4, 2, 170),
+    ("decoder-10", "Pipeline", 2, 1, 154),
+    ("decoder-10", "Pipeline", 3, 1, 121),
+    ("decoder-10", "Pipeline", 4, 2, 158),
+    ("decoder-25", "Data", 1, 1, 658),
+    ("decoder-25", "Tensor", 2, 1, 407),
+    ("decoder-25", "Tensor", 4, 2, 321),
+    ("decoder-25", "Pipeline", 2, 1, 294),
+    ("decoder-25", "Pipeline", 3, 1, 226),
+    ("decoder-25", "Pipeline", 4, 2, 298),
+    ("decoder-50", "Data", 1, 1, 1186),
+    ("decoder-50", "Tensor", 2, 1, 692),
+    ("decoder-50", "Tensor", 4, 2, 569),
+    ("decoder-50", "Pipeline", 2, 1, 538),
+    ("decoder-50", "Pipeline", 3, 1, 408),
+    ("decoder-50", "Pipeline", 4, 2, 526),
+    ("mixer-25", "Data", 1, 1, 616),
+    ("mixer-25", "Tensor", 2, 1, 396),
+    ("recurrent-11", "Data", 1, 1, 297),
+    ("recurrent-11", "Pipeline", 2, 1, 165),
+    ("convolutional-11", "Data", 1, 1, 646),
+    ("convolutional-11", "Pipeline", 2, 1, 266),
+]
+"""Network, strategy, ranks, replicas, and the peak in MiB of the rank with the most, beside its process."""
+
+
+def script_nbytes(net: str, strategy: Literal["Data", "Pipeline", "Tensor"], ranks: int, replicas: int) -> int:
+    """Return what the plan of a script adds to the memory of a process."""
+    stages: dict[str, Any] = {"stages": ranks // replicas, "micro_batches": 4} if strategy == "Pipeline" else {}
+    request = Request(
+        job="j", global_batch=32, total_steps=10, strategy=strategy, replicas=replicas, optimizer="AdamW",
+        checkpoints=False, nodes_min=ranks, nodes_max=ranks, **stages, **SCRIPTS[net],
+    )  # fmt: skip
+    chosen = decided(request, view({"count": ranks, "cpu": 1, "memory": "8Gi"})).chosen
+    return chosen.prediction.memory_nbytes - memory.PROCESS_NBYTES
+
+
+def test_plans_of_scripts_are_above_measured_peaks_and_close_to_them() -> None:
+    """Regression: the plan of a script with convolutions in two stages was below its peak, those of Tensor at 1.9 times."""
+    ratios = {row[:-1]: script_nbytes(*row[:-1]) / MIB / row[-1] for row in MEASURED_SCRIPTS}
+    assert min(ratios.values()) >= 1.05, ratios
+    assert median(ratios.values()) <= 1.3, ratios
+    assert (
+        max(ratio for case, ratio in ratios.items() if case[0].startswith(("decoder", "mixer")) and case[-1] == 1)
+        <= 1.32
+    ), ratios
+
+
 def test_only_measured_factors_above_1_count_for_a_part() -> None:
     """They were measured with whole networks, so a lower factor does not show that a part needs less."""
     plain = memory.part_nbytes(1e8, 1e8, 1e7, False)
     assert memory.part_nbytes(1e8, 1e8, 1e7, False, (("kept_B", 0.5), ("process", 0.5))) == plain
     more = memory.part_nbytes(1e8, 1e8, 1e7, False, (("kept_B", 1.5), ("parameter_B", 0.5)))
-    assert more - plain == pytest.approx(memory.PART_MARGIN * 0.5 * memory.PART_KEPT["convolutions"] * 1e8)
+    assert more - plain == pytest.approx(memory.PART_MARGIN * 0.5 * memory.PART["kept_B"] * 1e8)
     gpu = memory.part_nbytes(1e8, 1e8, 1e7, True, (("kept_B", 1.5),))
     assert gpu == memory.GPU_CONTEXT_NBYTES + memory.GPU_WORKSPACE_NBYTES + memory.MARGIN * 2.1e8
 
@@ -89,4 +156,4 @@ def test_the_stage_with_the_most_memory_counts() -> None:
     stages = split.cut_up(workload).cut_into(2).stages
     assert few > memory.PART["parameter_B"] * 12 * stages[1].parameters
     kept = 2 * 32 * stages[0].outputs * workload.activation_nbytes
-    assert many > memory.PART_KEPT["convolutions"] * kept > memory.PART["parameter_B"] * 12 * stages[1].parameters
+    assert many > memory.PART["kept_B"] * kept > memory.PART["parameter_B"] * 12 * stages[1].parameters

@@ -72,7 +72,7 @@ class TestAuto:
 
     def test_replicas_of_a_model_that_no_node_can_hold(self) -> None:
         """A pipeline over all nodes is idle longer, and more samples pass each of its stages."""
-        request = replace(GPT, global_batch=192, memory_per_pod_nbytes=900 * 2**20)
+        request = replace(GPT, global_batch=192, memory_per_pod_nbytes=850 * 2**20)
         assert rejected(replace(request, strategy="Data"), cpus(8)).reason == "DoesNotFit"
         alone = decided(replace(request, replicas=1), cpus(8)).chosen
         found = decided(request, cpus(8)).chosen

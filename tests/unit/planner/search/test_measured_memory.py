@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dljob.calibrate.learned import Learned
-from dljob.calibrate.memory import MemoryPoint
+from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cli.tables import decision
 from dljob.planner import Infeasible, Request, plan
 from support.planner_questions import A100, decided, view
@@ -189,3 +189,54 @@ def test_a_smaller_batch_does_not_wait_for_the_memory_of_a_larger_one() -> None:
     assert found.memory_text == "estimated from an earlier run: a larger pod needed 40 GiB"
     roomy = view({"device": "cpu", "count": 4, "cpu": 2, "memory": "64Gi"})
     assert host(asked, large, roomy) == MemoryPoint(1, peak_nbytes=40 * GIB).needed_nbytes, "it may need as much"
+
+
+SPLIT = replace(DESCRIBED, parameters=10**8, flops_per_sample=6e8, strategy="Tensor", nodes_min=2, nodes_max=2)
+TWO = Split(2)
+
+
+def of_split(**amounts: int) -> dict[tuple[str, str], Learned]:
+    return {("program-1", "cpu"): Learned(memory=(MemoryPoint(1, 64, "Tensor", split=TWO, **amounts),))}
+
+
+def test_plan_with_the_split_of_an_earlier_run_has_its_measured_memory() -> None:
+    """The plan of a script assumes which layers ranks split. A complete run shows what each of its ranks needs."""
+    before = decided(SPLIT, CPUS).chosen.prediction
+    measured = of_split(peak_nbytes=GIB, sufficient_nbytes=before.host_memory_nbytes)
+    need = MemoryPoint(1, peak_nbytes=GIB).needed_nbytes
+    found = decided(SPLIT, CPUS, measured)
+    assert found.chosen.prediction.host_memory_nbytes == need < before.host_memory_nbytes
+    assert GIB <= found.chosen.prediction.memory_nbytes < before.memory_nbytes
+    assert found.memory_text == "measured in an earlier run: a pod needed 1 GiB"
+    short = view({"device": "cpu", "count": 2, "cpu": 2, "memory": "1.3Gi"})
+    assert (
+        isinstance(plan(SPLIT, short, {}), Infeasible) and decided(SPLIT, short, measured).chosen.groups[0].nodes == 2
+    )
+    larger = of_split(peak_nbytes=3 * GIB, sufficient_nbytes=6 * GIB)
+    assert host(SPLIT, larger) == MemoryPoint(1, peak_nbytes=3 * GIB).needed_nbytes > before.host_memory_nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "point"),
+    [
+        ({}, MemoryPoint(1, 64, "Tensor", GIB, split=TWO)),
+        ({}, MemoryPoint(1, 32, "Tensor", GIB, 2 * GIB, split=TWO)),
+        ({}, MemoryPoint(1, 64, "Pipeline", GIB, 2 * GIB, split=TWO)),
+        ({"checkpoints": False}, MemoryPoint(1, 64, "Tensor", GIB, 2 * GIB, split=TWO)),
+        ({"nodes_min": 4, "nodes_max": 4}, MemoryPoint(1, 64, "Tensor", GIB, 2 * GIB, split=TWO)),
+        ({"nodes_min": 4, "nodes_max": 4, "replicas": 2}, MemoryPoint(1, 64, "Tensor", GIB, 2 * GIB, split=TWO)),
+    ],
+    ids=["not complete", "another batch", "another strategy", "without checkpoints", "more parts", "replicas"],
+)
+def test_plan_with_another_split_needs_no_less_than_predicted(change: dict[str, object], point: MemoryPoint) -> None:
+    asked = replace(SPLIT, **change)  # type: ignore[arg-type]
+    before = decided(asked, CPUS).chosen
+    found = decided(asked, CPUS, {("program-1", "cpu"): Learned(memory=(point,))}).chosen
+    assert found.prediction.memory_nbytes == before.prediction.memory_nbytes
+    assert found.prediction.host_memory_nbytes >= before.prediction.host_memory_nbytes
+
+
+def test_admitted_memory_of_a_split_script_does_not_change() -> None:
+    measured = of_split(peak_nbytes=GIB, sufficient_nbytes=2 * GIB)
+    admitted = replace(SPLIT, memory_admitted=True)
+    assert decided(admitted, CPUS, measured).chosen == decided(admitted, CPUS).chosen

@@ -15,7 +15,8 @@ from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
-from dljob.planner.candidates.strategies.model_split import SplitCandidate, placements, predict
+from dljob.planner.candidates.strategies.model_split import placements, predict
+from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.types import Prediction
 from support.planner_questions import DIGITS, RESNET, THREE, rejected
 

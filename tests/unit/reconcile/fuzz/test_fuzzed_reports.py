@@ -85,6 +85,7 @@ structures = some(
 memories = some(
     {"pod": st.sampled_from(("digits-cpu-0", "digits-cpu-1", "x")), "ranks": st.sampled_from((1, 2, 4096)),
      "peak_nbytes": st.sampled_from((1, 10**8, 2**50))},
+    parts=st.lists(st.sampled_from((0, 1, 10**8, 2**50)), max_size=64),
 )  # fmt: skip
 marks = ("agents_up", "launched", "imported", "rendezvous", "first_step")
 PARTS: dict[str, st.SearchStrategy[Any]] = {

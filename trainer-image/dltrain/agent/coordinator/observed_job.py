@@ -261,7 +261,7 @@ class ObservedJob:
             case proto.RankStarved():
                 self._starved_s = max(self._starved_s, line.waited_s)
             case proto.PodMemoryPeak():
-                self.ledger.record_memory(pod, line.nbytes)
+                self.ledger.record_memory(pod, line.nbytes, line.ranks)
             case proto.RankLog():
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded() if pod in attempt.lost:

@@ -22,12 +22,16 @@ class RankWatch:
         self._emit = emit
         self._stopped, self._starved, self._killed = StoppedProcesses(), StarvedProcesses(), KilledProcesses()
         self.memory = PodMemory()
-        self._reported_nbytes = 0
+        self._numbers: dict[int, int] = {}
+        """Process id of a rank → its number."""
+        self._reported: tuple[int, Mapping[int, int]] = 0, {}
+        """The peaks that were reported last: that of the pod, and that of each rank."""
 
     def begin(self) -> None:
         """Forget the memory of the ranks of an earlier attempt."""
         self.memory.begin()
-        self._reported_nbytes = 0
+        self._numbers.clear()
+        self._reported = 0, {}
 
     def poll(self, attempt: str, ranks: Mapping[Process, int], helpers: Mapping[Process | None, str]) -> None:
         """Report ranks that SIGSTOP has stopped or that get too little processor time, and a larger peak of memory.
@@ -51,11 +55,17 @@ class RankWatch:
             self._emit(StillEnding(processes=", ".join(listed[:8])))
             log.warning("killed processes have not ended: %s", ", ".join(listed))
         if ranks:
+            self._numbers |= {process.pid: rank for process, rank in ranks.items()}
             self.memory.look(process.pid for process in ranks)
             self.report_memory(attempt, GROWTH)
 
     def report_memory(self, attempt: str, growth: float = 1.0) -> None:
-        """Report the peak of the pod's memory if it is more than ``growth`` times the last reported one."""
-        if self.memory.peak_nbytes > growth * self._reported_nbytes:
-            self._reported_nbytes = self.memory.peak_nbytes
-            self._emit(PodMemoryPeak(attempt=attempt, nbytes=self._reported_nbytes))
+        """Report the peak of the memory of the pod and of its ranks.
+
+        Do nothing if none of them is more than ``growth`` times the last reported one.
+        """
+        peak, before = self.memory.peak_nbytes, self._reported
+        of_ranks = {self._numbers[pid]: nbytes for pid, nbytes in self.memory.of_ranks.items()}
+        if peak > growth * before[0] or any(n > growth * before[1].get(rank, 0) for rank, n in of_ranks.items()):
+            self._reported = peak, of_ranks
+            self._emit(PodMemoryPeak(attempt=attempt, nbytes=peak, ranks=of_ranks))

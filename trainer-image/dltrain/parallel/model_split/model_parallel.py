@@ -11,7 +11,8 @@ another strategy can resume from them.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,7 @@ class ModelParallel(DataParallel):
         """
         self._trained = {name for name, parameter in named.items() if parameter.requires_grad}
         initial = initial_values(model)
-        with torch.no_grad():
+        with torch.no_grad(), _without_weak_references(model):
             for name, parameter in named.items():
                 held, part = name in self._held, self._held.get(name)
                 whole = parameter.data
@@ -327,6 +328,17 @@ class ModelParallel(DataParallel):
                     there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))
                     there.index_copy_(part_of.dim, part_of.index, tensor)
         return whole
+
+
+@contextmanager
+def _without_weak_references(model: nn.Module) -> Iterator[None]:
+    """Remove the weak references of recurrent layers to their parameters, which torch cannot swap otherwise."""
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    yield
+    for module in recurrent:
+        module._init_flat_weights()
 
 
 def _received(

@@ -8,10 +8,9 @@ ranks, compute d parts of the batch and all-reduce the gradients of each part of
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
-from typing import Literal
 
 from dlcontract import replica_batches
-from dljob.perf.resources import energy, memory
+from dljob.perf.resources import energy
 from dljob.perf.step import model_split as split
 from dljob.perf.step.communication import Link, allreduce_s
 from dljob.perf.step.compute import active_part, step_overhead_s, update_s
@@ -25,7 +24,9 @@ from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
-from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
+from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
+from dljob.planner.candidates.strategies.split_memory import host_room_nbytes, split_memory
+from dljob.planner.types import Choice, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
 MAX_MICRO_BATCHES = 4096
@@ -36,44 +37,6 @@ UNMEASURED_SPREAD = 0.25
 It is needed because profiles do not learn from model-parallel runs, and because the formulas of this module ignore
 uneven stages and the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
 square of 0.14 (docs/design/0016-model-parallelism.md)."""
-
-
-@dataclass(frozen=True)
-class SplitCandidate:
-    """A candidate plan with model parallelism: a set of ranks (``part``), and the way in which they split the model.
-
-    ``collective``: algorithm of the all-reduce between tensor-parallel ranks; not used by a pipeline.
-    ``micro_batches``: number of micro-batches of each batch in a pipeline; 1 with tensor parallelism, unless it is a
-    hybrid. ``replicas``: number of replicas of the model. ``anywhere``: True if the ranks of a replica need not be
-    beside each other. The trainer runs only hybrids whose ranks are, and without micro-batches of Tensor.
-    """
-
-    part: Part
-    strategy: Literal["Pipeline", "Tensor"]
-    collective: CollectiveName
-    micro_batches: int = 1
-    replicas: int = 1
-    anywhere: bool = False
-
-    @property
-    def split_over(self) -> int:
-        """Return the number of ranks over which each replica of the model is split."""
-        return self.part.ranks // self.replicas
-
-    def divided(self, micro_batches: int) -> "SplitCandidate":
-        """Return the candidate with another number of micro-batches."""
-        return replace(self, micro_batches=micro_batches)
-
-    def describe(self) -> str:
-        """Return a text such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches'."""
-        if self.replicas > 1:
-            how = "pipelines of {} stages" if self.strategy == "Pipeline" else "tensor-parallel groups of {} ranks"
-            accumulated = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-            reducing = "" if self.anywhere else f", {self.collective}"
-            return f"{describe([self.part])}, {self.replicas} {how.format(self.split_over)}{accumulated}{reducing}"
-        if self.strategy == "Tensor":
-            return f"{describe([self.part])}, Tensor, {self.collective}"
-        return f"{describe([self.part])}, Pipeline of {self.part.ranks} stages, {self.micro_batches} micro-batches"
 
 
 @dataclass(frozen=True)
@@ -105,14 +68,15 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     """
     part, option = candidate.part, candidate.part.option
     batch = ceil(request.global_batch / candidate.replicas)
-    held = _memory_nbytes(candidate, batch, model, request.checkpoints)
-    if held > option.memory_nbytes:
+    needed = split_memory(candidate, batch, request, model)
+    held = needed.rank_nbytes
+    if held > option.memory_nbytes and not needed.measured:
         why = (
             f"does not fit: a rank's part of the model needs {gibibytes(held)}, but a rank has "
             f"{gibibytes(option.memory_nbytes)}"
         )
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
-    host, room = _host_nbytes(part, batch, model.workload, held), host_room_nbytes(part, request)
+    host, room = needed.pod_nbytes, host_room_nbytes(part, request)
     if host > room:
         purpose = ", where it gathers the whole model for checkpoints" if request.checkpoints else ""
         why = f"does not fit: a pod needs {gibibytes(host)} of main memory{purpose}, but can have {gibibytes(room)}"
@@ -311,47 +275,6 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
     parts = buckets(nbytes)
     total_s = allreduce_s(name, float(nbytes), d, placement.reducing, parts, nodes=placement.nodes)
     return float(exposed_s(total_s, last_s, parts, overlap_of([option])))
-
-
-def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, checkpoints: bool) -> int:
-    """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica."""
-    option = candidate.part.option
-    return split.rank_nbytes(
-        model.workload,
-        candidate.strategy,
-        candidate.split_over,
-        candidate.micro_batches,
-        candidate.replicas,
-        batch,
-        option.pool.is_gpu,
-        option.device.growth_factors,
-        checkpoints,
-    )
-
-
-def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
-    """Return the main memory in bytes that a pod with all its ranks needs.
-
-    ``held``: memory in bytes that a rank needs on its device. It counts only on CPUs, where it is main memory.
-    ``batch``: global batch size in samples; it counts only on GPUs, whose ranks prepare samples in main memory.
-    """
-    beside_ranks = memory.AGENT_NBYTES + workload.beside_ranks_nbytes
-    if not part.option.pool.is_gpu:
-        ranks = part.option.ranks_per_node
-        return beside_ranks + memory.shm_nbytes(ranks, is_gpu=False) + ranks * held
-    share = memory.pod_nbytes(workload, batch, 1, is_gpu=True) - beside_ranks
-    return beside_ranks + part.option.ranks_per_node * share
-
-
-def host_room_nbytes(part: Part, request: Request) -> int:
-    """Return the main memory in bytes that each pod of ``part`` can use.
-
-    If the job has a memory request, that is the result. Otherwise the pods are assumed to run on the ``part.nodes``
-    nodes with the most free memory, and the result is the smallest free memory of these nodes.
-    """
-    if request.memory_per_pod_nbytes is not None:
-        return request.memory_per_pod_nbytes
-    return part.option.pool.falling_memory_nbytes[part.nodes - 1]
 
 
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
