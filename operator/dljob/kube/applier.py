@@ -1,10 +1,11 @@
 """Apply the objects of a job, only if they have changed and only if the job controls them.
 
 Watched objects store the digest of the applied manifest in an annotation, so that a restarted operator does not apply
-them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap, and the
-operator applies them again after the resync interval, or a random part of it after its own restart, in case somebody
-has changed or deleted them. While a job recovers, the interval is shorter: without the Service, the agents of its pods
-do not find each other.
+them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap. In case
+somebody has changed or deleted them, the operator looks at their metadata after the resync interval, and applies those
+again that are not as it has left them. After its own restart, it applies all again, after a random part of the
+interval. While a job recovers, the interval is shorter: without the Service, the agents of its pods do not find each
+other.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -36,12 +37,14 @@ AFTER_OTHERS = (kinds.ROLE_BINDING, kinds.PROVISIONING_REQUEST)
 """Kinds whose objects refer to other objects of the job: to a Role, and to PodTemplates."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Applied:
     digest: str
     at: float
-    """Monotonic time in seconds when the object was last applied."""
+    """Monotonic time in seconds when the object was last applied, or seen to be as it was applied."""
     uid: str | None
+    version: str | None
+    """The object's resourceVersion after it was applied."""
 
 
 def within(job: JobSeen, at: float, resync_s: float) -> bool:
@@ -141,13 +144,15 @@ class Applier:
             plan = self._cache.found(kinds.CONFIG_MAP, job.namespace, plan_name)
             if plan is not None and plan.owner == job.uid and plan.seen.support == support:
                 since = monotonic() - random.uniform(0, self._resync_s)
-                last = applied[kind.kind, name] = _Applied(digest, since, None)
+                last = applied[kind.kind, name] = _Applied(digest, since, None, None)
         return last is not None and last.digest == digest and within(job, last.at, self._resync_s)
 
     async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
         kind, meta = _kind(manifest), manifest["metadata"]
         name = meta["name"]
         watched = _watched(manifest)
+        if not watched and await self._is_unchanged(job, kind, name, digest):
+            return
         uid = await self._uid(job, kind, name, watched=watched)
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
@@ -170,8 +175,29 @@ class Applier:
         if watched:
             self._cache.put(kind, answer)
         else:
-            found = _Applied(digest, monotonic(), answer["metadata"]["uid"])
+            meta = answer["metadata"]
+            found = _Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
+
+    async def _is_unchanged(self, job: JobSeen, kind: Kind, name: str, digest: str) -> bool:
+        """Return True if nobody has changed the object since it was applied last, from a manifest with this digest.
+
+        The request for its metadata costs the API server much less than an apply.
+        """
+        last = self._applied.get(job.key, {}).get((kind.kind, name))
+        if last is None or last.digest != digest or last.version is None:
+            return False
+        try:
+            meta = await self._api.metadata_of(kind, job.namespace, name)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            self._applied[job.key].pop((kind.kind, name), None)
+            return False
+        if (meta["uid"], meta.get("resourceVersion")) != (last.uid, last.version):
+            return False
+        self._applied[job.key][kind.kind, name] = replace(last, at=monotonic())
+        return True
 
     async def _without_added(self, answer: Body, plan: Manifest) -> Body:
         """Remove keys that somebody has added to the plan's ConfigMap, which server-side apply does not remove.
