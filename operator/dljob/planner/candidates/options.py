@@ -93,8 +93,7 @@ class Option:
     update_once_s: float = 0.0
     """Predicted seconds for the optimizer's update, even if measurements replace the prediction of the whole step."""
     micro_batches: int = 1
-    """Number of micro-batches of a step, whose gradients are accumulated. Both curves and ``largest_batch`` include all
-    of them."""
+    """Number of micro-batches of a step (gradient accumulation). Both curves and ``largest_batch`` include them."""
     hardware: Hardware | None = None
     """Measured hardware of this type of device; None without a measurement."""
     single: "Option | None" = None
@@ -263,8 +262,7 @@ def _with_nodes(
         if s.place.sharded == (strategy == "Optimizer") and (s.place.uses_network or pool.is_one_machine)
     ]
     one_s = [found.alone_s(s) for s in similar]
-    nbytes = workload.gradient_nbytes
-    steps = posterior(known.points, similar, one_s, nbytes, lambda n: over[min(n, 2)], found.repeats)
+    steps = posterior(known.points, similar, one_s, workload.gradient_nbytes, lambda n: over[min(n, 2)], found.repeats)
     return [replace(option, steps=steps) for option in result]
 
 
