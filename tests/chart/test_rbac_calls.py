@@ -30,6 +30,7 @@ VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     # (module, method): the kinds of a call whose kind is not a constant
     ("kube/applier.py", "get"): APPLIED.values(),
     ("kube/applier.py", "apply"): APPLIED.values(),
+    ("kube/applier.py", "metadata_of"): APPLIED.values(),
     ("kube/client.py", "delete"): (kinds.STATEFUL_SET, kinds.POD, kinds.PROVISIONING_REQUEST),
     ("kube/client.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
     ("kube/client.py", "metadata_of"): (kinds.SECRET,),
