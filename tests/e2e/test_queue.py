@@ -17,7 +17,9 @@ ENDLESS: Json = {"epochs": 100_000, "checkpoint": VOLUME}
 
 @pytest.fixture(scope="module", autouse=True)
 def preempting_operator(admin: Kubectl) -> None:
-    helm(admin, "upgrade", str(ROOT / "charts/dljob"), "--reuse-values", "--set", "preemption=LowerPriority")
+    """Let jobs preempt others, and the operator request so little that a pod of a job has room on each node."""
+    values = ("--set", "preemption=LowerPriority", "--set", "resources.requests.cpu=250m")
+    helm(admin, "upgrade", str(ROOT / "charts/dljob"), "--reuse-values", *values)
 
 
 @pytest.fixture
