@@ -253,7 +253,7 @@ class HardwareProbes:
     async def _connect(self, action: Connect, now: datetime) -> None:
         """Start the client of a link. If the API server rejects it, the try has failed, and the server is deleted."""
         server = action.pod
-        body = link_client_pod(f"{server.name}-client", self._namespace, action.target, self._image, action.pod.address)
+        body = link_client_pod(f"{server.name}-client", self._namespace, action.target, self._image, server.address)
         if not await self._created(body, server.subject, now):
             self._over.add(server.name)
             await self._api.delete(POD, self._namespace, server.name, grace_s=0)

@@ -1,6 +1,6 @@
 """Notice that the kernel or the GPU driver of a measured node has changed since. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +27,28 @@ class Software:
         return cls(kernel[:MAX_VERSION], driver[:MAX_VERSION])
 
 
+def own_statuses(profiles: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (device type, status) of each profile of hardware that the operator itself writes.
+
+    ``profiles``: DLProfile objects. Another measurement by the operator would not change profiles of a namespace or
+    with another name.
+    """
+    for profile in profiles:
+        device = str(profile["spec"]["device"])
+        if profile["metadata"]["name"] == profile_name(KEY, device):
+            yield device, profile.get("status") or {}
+
+
 def changed_classes(profiles: Iterable[Mapping[str, Any]], nodes: Mapping[str, Software]) -> dict[str, str]:
     """Return device type → what has changed on the node on which the type was measured, for the log.
 
-    ``profiles``: DLProfile objects. Only those that the operator itself writes count: another measurement by the
-    operator would not change profiles of a namespace or with another name. ``nodes``: name → software. A type whose
-    measured node is gone, or says nothing, counts as unchanged.
+    ``profiles``: DLProfile objects. Only those that the operator itself writes count. ``nodes``: name → software. A
+    type whose measured node is gone, or says nothing, counts as unchanged.
     """
     found = {}
-    for profile in profiles:
-        hardware, device = (profile.get("status") or {}).get("hardware"), str(profile["spec"]["device"])
-        if profile["metadata"]["name"] != profile_name(KEY, device) or not isinstance(hardware, Mapping):
+    for device, status in own_statuses(profiles):
+        hardware = status.get("hardware")
+        if not isinstance(hardware, Mapping):
             continue
         name = str(hardware.get("node") or "")
         now = nodes.get(name, Software())

@@ -9,23 +9,18 @@ from pydantic import ValidationError
 from dlcontract.hardware import LinkRate
 from dljob.api import DLProfileStatus
 from dljob.api.profile import ProbedLink
-from dljob.cluster.hardware import KEY
-from dljob.job.identity import profile_name
+from dljob.job.probes.changes import own_statuses
 
 
 def unmeasured_links(profiles: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the device types whose hardware was measured, but since then no network between two of their nodes.
 
-    ``profiles``: DLProfile objects. Only those that the operator itself writes count (``profile_name``), and only
-    valid ones.
+    ``profiles``: DLProfile objects. Only those that the operator itself writes count, and only valid ones.
     """
     found = set()
-    for profile in profiles:
-        device = str(profile["spec"]["device"])
-        if profile["metadata"]["name"] != profile_name(KEY, device):
-            continue
+    for device, stored in own_statuses(profiles):
         try:
-            status = DLProfileStatus.model_validate(profile.get("status") or {}, extra="ignore")
+            status = DLProfileStatus.model_validate(stored, extra="ignore")
         except ValidationError:
             continue  # Edited by hand.
         if status.hardware is None or status.updated is None:
