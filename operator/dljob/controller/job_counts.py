@@ -1,14 +1,13 @@
 """Count the jobs in the cache for the gauges of ``controller.metrics``: phases, deadlines and forecasts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from dljob.api.compact import ForecastFigures, brief_conditions, forecast_figures
 from dljob.job.observed import JobSeen
 from dljob.reconcile import DEADLINE
 
-PERCENTILES = {"p10": "remainingSecondsP10", "p50": "remainingSeconds", "p90": "remainingSecondsP90"}
-"""Percentile → field of ``status.forecast`` with this percentile of the remaining seconds."""
+PERCENTILES = ("p10", "p50", "p90")
 
 
 @dataclass
@@ -40,23 +39,19 @@ def count_jobs(jobs: Iterable[JobSeen], phases: Iterable[str]) -> JobCounts:
         phase = status.get("phase") or "Pending"
         if phase in found.phases:
             found.phases[phase] += 1
-        forecast = status.get("forecast") or {}
-        if (slack_s := forecast.get("deadlineSlackSeconds")) is not None:
-            found.slacks_s.append(slack_s)
+        forecast = forecast_figures(status)
+        if forecast is not None and forecast.slack_s is not None:
+            found.slacks_s.append(forecast.slack_s)
         if phase in ("Complete", "Failed"):
             continue
         if (job.spec.get("scheduling") or {}).get("finishBy"):
-            conditions = status.get("conditions") or ()
-            feasible = (c.get("status") for c in conditions if c.get("type") == DEADLINE)
-            found.deadlines.append(str(next(feasible, "Unknown")))
-        if forecast:
-            _add(found.forecasts.setdefault(job.namespace, NamespaceForecast()), status, forecast)
+            found.deadlines.append(brief_conditions(status).get(DEADLINE, ("Unknown", ""))[0])
+        if forecast is not None:
+            _add(found.forecasts.setdefault(job.namespace, NamespaceForecast()), forecast)
     return found
 
 
-def _add(total: NamespaceForecast, status: Mapping[str, Any], forecast: Mapping[str, Any]) -> None:
-    devices = ((status.get("usage") or {}).get("rate") or {}).get("devices") or 0
-    for percentile, name in PERCENTILES.items():
-        # A status that an earlier release wrote has no 10th percentile.
-        total.remaining_s[percentile] += devices * forecast.get(name, forecast["remainingSeconds"])
-    total.stop_s += devices * (forecast["unsavedSeconds"] + forecast["restartSeconds"])
+def _add(total: NamespaceForecast, forecast: ForecastFigures) -> None:
+    for percentile, remaining_s in zip(PERCENTILES, (forecast.p10_s, forecast.p50_s, forecast.p90_s), strict=True):
+        total.remaining_s[percentile] += forecast.devices * remaining_s
+    total.stop_s += forecast.devices * (forecast.unsaved_s + forecast.restart_s)

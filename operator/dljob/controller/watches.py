@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import kopf
 from kopf._core.engines import peering
+from kopf._core.reactor import inventory
 
 from dljob.controller.connection import NoDiffs
 from dljob.controller.rereading import Rereader
@@ -81,6 +82,13 @@ BURST_S = 0.1
 
 The pods of a job start and end together. Without the delay, the job's status would be written for each pod.
 """
+
+
+class NoMemories(inventory.ResourceMemories):
+    """Keeps kopf from storing a record of each DLJob, which takes 0.7 KiB. The handler of events needs none."""
+
+    async def recall(self, raw_body: kopf.RawBody, **options: Any) -> inventory.ResourceMemory:
+        return await super().recall(raw_body, **{**options, "ephemeral": True})
 
 
 class Watches:
@@ -284,6 +292,7 @@ class Watches:
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=stop,
+            memories=NoMemories(),
         )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dljob.api.compact import ABSENT, brief_conditions
 from dljob.api.defaults import JobDefaults
 from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.job.observed import Observed, queued_elsewhere
@@ -73,19 +74,13 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
     job = observed.job
     if plan is None or job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
         return Reserved()
-    if queued_elsewhere(job) and not any(
-        item.get("type") == "Admitted" and item.get("status") == "True" for item in job.status.get("conditions") or ()
-    ):
+    found = brief_conditions(job.status)
+    (admitted, cause), (ready, refusal) = (found.get(kind, ABSENT) for kind in ("Admitted", "PodsReady"))
+    if queued_elsewhere(job) and admitted != "True":
         return Reserved()
-    if any(
-        item.get("type") == "Admitted" and item.get("status") == "False" and item.get("reason") == WAITS_FOR_NODES
-        for item in job.status.get("conditions") or ()
-    ):
+    if admitted == "False" and cause == WAITS_FOR_NODES:
         return Reserved()  # Its nodes do not exist yet.
-    if any(
-        item.get("type") == "PodsReady" and item.get("status") == "False" and item.get("reason") in REFUSED
-        for item in job.status.get("conditions") or ()
-    ):
+    if ready == "False" and refusal in REFUSED:
         return Reserved()
     uids = sorted(pod.uid for pod in observed.pods if placed(pod.uid))
     wanted = {item.group: item.replicas for item in observed.sets if item.spec_digest == plan.revision}

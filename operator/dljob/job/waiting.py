@@ -7,6 +7,7 @@ about the queue.
 from collections.abc import Sequence
 from datetime import datetime
 
+from dljob.api.compact import ABSENT, brief_conditions
 from dljob.job.observed import JobSeen, queued_elsewhere
 
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
@@ -35,7 +36,7 @@ Most plans take less time, so that the first status of most jobs already has the
 
 def first_status_in_s(job: JobSeen, now: datetime) -> float | None:
     """Return the seconds until a job without a plan gets its first status, at least 0; None if it has a status."""
-    if job.status.get("conditions"):
+    if brief_conditions(job.status):
         return None
     return max(0.0, FIRST_STATUS_S - (now - job.created).total_seconds())
 
@@ -60,18 +61,17 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
         return None
     if (spec.get("planning") or {}).get("mode") == "PlanOnly":
         return None
-    found = {item.get("type"): item for item in status.get("conditions") or ()}
-    accepted, planned, admitted = (found.get(kind) or {} for kind in ("Accepted", "Planned", "Admitted"))
-    if accepted.get("status") == "False" or (found.get("PriorityClassFound") or {}).get("status") == "False":
+    found = brief_conditions(status)
+    if any(found.get(kind, ABSENT)[0] == "False" for kind in ("Accepted", "PriorityClassFound")):
         return None
-    inspected, ready = (found.get(kind) or {} for kind in ("DataInspected", "PodsReady"))
+    (planned, why), (admitted, cause) = (found.get(kind, ABSENT) for kind in ("Planned", "Admitted"))
     # Its planning begins when the look pod has found a model, or when an earlier job's objects are gone.
-    names_free = ready.get("reason") not in ("NamesTaken", "WaitingForDeletion")
-    is_new = not planned and inspected.get("status", "True") == "True" and names_free
-    busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
+    names_free = found.get("PodsReady", ABSENT)[1] not in ("NamesTaken", "WaitingForDeletion")
+    is_new = "Planned" not in found and found.get("DataInspected", ("True", ""))[0] == "True" and names_free
+    busy = planned == "False" and why in _FOR_CAPACITY
     if is_new or busy:
         return tuple(spec.get("devices") or ())
-    backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
+    backs_off = admitted == "False" and cause in BACK_OFFS
     if not backs_off or (status.get("startTimeouts") or 0) > MAX_KEPT_BACK_OFFS:
         return None
     groups = (status.get("plan") or {}).get("groups") or ()
@@ -80,10 +80,7 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
 
 def stops(job: JobSeen) -> bool:
     """Return True if the pods of a job, if it has any, stop or are about to stop, so that their devices become free."""
-    if ended(job):
-        return True
-    found = (item for item in job.status.get("conditions") or () if item.get("type") == "Admitted")
-    return any(item.get("status") == "False" for item in found)
+    return ended(job) or brief_conditions(job.status).get("Admitted", ABSENT)[0] == "False"
 
 
 def ended(job: JobSeen) -> bool:

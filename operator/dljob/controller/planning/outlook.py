@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf, isfinite
 
-from dljob.api import DLJobStatus, Predicted
+from dljob.api import DLJobStatus
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.amortized import OfEachJob, in_turns
@@ -22,6 +22,7 @@ from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.observed import NO_OUTLOOK, JobSeen, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time, start_s
+from dljob.job.reservation import plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
@@ -30,6 +31,7 @@ from dljob.scheduling import (
     Forecast,
     Holder,
     Interval,
+    PossiblePlan,
     Recent,
     ReservationBook,
     Use,
@@ -311,8 +313,8 @@ class Outlooks:
                 continue
             if job.key in waiters:
                 recent.append(Recent(age_s, waiters[job.key]))
-            elif (pods := self._pods.known(job.key)) is not None and (predicted := self._times.of(job).predicted):
-                begun = KnownPlan(predicted, pods).of(job.spec, DLJobStatus())
+            elif (pods := self._pods.known(job.key)) is not None and (whole := self._times.of(job).whole) is not None:
+                begun = PossiblePlan(whole, plan_reservation(pods, job.spec, {}))
                 recent.append(Recent(age_s, Waiter(job.key, (begun,), self._queue.recent(job))))
         return recent
 
@@ -338,21 +340,22 @@ class Outlooks:
 class _Times:
     """What forecasts need of a job's status. ``start_s``: measured seconds from new pods to the first step.
 
-    ``remaining``: seconds of training that are left. ``begun``: False if it has trained no step. ``predicted``: the
-    prediction for its plan. ``start_s`` and ``predicted`` are None without a measurement or plan.
+    ``remaining``: seconds of training that are left. ``begun``: False if it has trained no step. ``whole``: predicted
+    seconds of its whole training. ``start_s`` and ``whole`` are None without a measurement or plan.
     """
 
     remaining: Interval
     begun: bool
     start_s: float | None
-    predicted: Predicted | None
+    whole: Interval | None
 
     @staticmethod
     def of(job: JobSeen) -> "_Times":
         status = previous(job)
         done, plan = status.progress, status.plan
         begun = done is not None and done.step != 0
-        return _Times(remaining(status), begun, start_s(status), plan.predicted if plan is not None else None)
+        whole = run_time(plan.predicted, DLJobStatus()) if plan is not None else None
+        return _Times(remaining(status), begun, start_s(status), whole)
 
     def left(self, starts_up: Interval) -> Interval:
         """Return percentiles of the seconds until the job ends and its devices become free.

@@ -12,6 +12,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
+from dljob.api.compact import compact
 from dljob.cluster.machines import most_on_one_machine
 from dljob.job.observed import (
     JOB_LABEL,
@@ -56,6 +57,8 @@ from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota, overdra
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
 MAX_DELETED = 10_000
+OWNERS = (DLJOB, STATEFUL_SET)
+"""Kinds whose uids other objects in the cache contain."""
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     DLJOB.plural: trim.job,
@@ -98,7 +101,8 @@ class _Store:
     """Objects of one kind by namespace and name, with indices by job label and namespace."""
 
     entries: dict[tuple[str, str], CachedObject] = field(default_factory=dict)
-    by_job: dict[JobKey, set[str]] = field(default_factory=dict)
+    by_job: dict[JobKey, tuple[str, ...]] = field(default_factory=dict)
+    """Sorted names of the objects of each job. In a set, the few that a job has would take 200 bytes more."""
     by_namespace: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -137,13 +141,13 @@ class Cache:
         Ignore a version that is older than the cached one, and an object that was deleted.
         """
         store, meta = self._stores[kind.plural], body["metadata"]
-        key = (meta.get("namespace") or "", meta["name"])
+        key = (compact(meta.get("namespace") or ""), meta["name"])
         version = trim.version_number(meta.get("resourceVersion"))
         old = store.entries.get(key)
         if meta["uid"] in self._deleted or (old is not None and trim.older(version, old.version)):
             return False
         label = (meta.get("labels") or {}).get(JOB_LABEL)
-        job = (key[0], label) if label else None
+        job = (key[0], compact(label)) if label else None
         stranger = kind is POD and job is None
         seen = None if stranger else _TRIM[kind.plural](body)
         if isinstance(seen, JobSeen):
@@ -164,10 +168,11 @@ class Cache:
         self._forget(store, key)
         self._note(kind, key, old.job if old is not None else None, job)
         owner, owning_job = (None, None) if stranger else (trim.owner_uid(body), trim.owning_job(body))
-        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen, owning_job)
+        uid = compact(meta["uid"]) if kind in OWNERS else meta["uid"]
+        store.entries[key] = CachedObject(uid, version, owner, job, seen, owning_job)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
-            store.by_job.setdefault(job, set()).add(key[1])
+            store.by_job[job] = tuple(sorted((*store.by_job.get(job, ()), key[1])))
         if not (isinstance(seen, PodSeen) and self._set_owners.foreign(seen.set_uid)):
             for history in (self._evictions, self._rejections, self._look_evictions):
                 history.note(job, seen)
@@ -230,12 +235,13 @@ class Cache:
     def _forget(store: _Store, key: tuple[str, str]) -> None:
         if (entry := store.entries.pop(key, None)) is None:
             return
-        indices: list[tuple[dict[Any, set[str]], Any]] = [(store.by_namespace, key[0]), (store.by_job, entry.job)]
-        for index, where in indices:
-            names = index.get(where, set())
-            names.discard(key[1])
-            if not names:
-                index.pop(where, None)
+        store.by_namespace[key[0]].discard(key[1])
+        if not store.by_namespace[key[0]]:
+            del store.by_namespace[key[0]]
+        if entry.job is not None:
+            store.by_job[entry.job] = tuple(name for name in store.by_job[entry.job] if name != key[1])
+            if not store.by_job[entry.job]:
+                del store.by_job[entry.job]
 
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
@@ -311,7 +317,7 @@ class Cache:
 
     def _of(self, kind: Kind, key: JobKey) -> list[CachedObject]:
         store = self._stores[kind.plural]
-        return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
+        return [store.entries[key[0], name] for name in store.by_job.get(key, ())]
 
     def runs(self, key: JobKey) -> bool:
         """Return True if there are pods with the job's label."""
@@ -355,7 +361,7 @@ class Cache:
             claims=claims,
             classes=None if STORAGE_CLASS in self.unreadable else self._storage.classes(),
             volumes=self._storage.volumes(claims.values()),
-            report=report.report,
+            report=report.report_text,
             report_problem=report.report_problem,
             look=look,
             suggestion=suggestion.suggestion,

@@ -7,12 +7,12 @@ exceeds it has the consequences, and not the operator. An object that did not fi
 
 from dataclasses import replace
 
+from dljob.api.compact import CompactTexts
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import PROBLEM_KEY
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, Kind
 from dljob.kube.objects.bounds import number_of_values
-from dljob.kube.objects.compact import CompactTexts
-from dljob.kube.objects.trim import MapSeen
+from dljob.kube.objects.trim import CompactReport, MapSeen
 
 MAX_NAMESPACE_NBYTES = 64 * 2**20
 """Maximum bytes of the plans and reports of all jobs in one namespace, and of their specs in memory.
@@ -54,17 +54,19 @@ class StoredTexts:
         name of the ConfigMap, of which earlier versions no longer count.
         """
         nbytes = (
-            len(seen.report or "")
+            len(str(seen.report or ""))
             + len(seen.suggestion or "")
             + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
         )
         if self._fits(MapSeen, key, nbytes):
-            return seen if seen.plan is None else replace(seen, plan=CompactTexts(seen.plan))
-        plan = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
+            plan = None if seen.plan is None else CompactTexts(seen.plan)
+            report = None if seen.report is None else CompactReport(seen.report)
+            return replace(seen, plan=plan, report=report)
+        problem = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
         report_problem = seen.report_problem if seen.report is None else f"report: {_PROBLEM}"
         unread = seen.suggestion_problem if seen.suggestion is None else f"suggestion: {_PROBLEM}"
         seen = replace(seen, suggestion=None, suggestion_problem=unread)
-        return replace(seen, plan=plan, report=None, report_problem=report_problem)
+        return replace(seen, plan=problem, report=None, report_problem=report_problem)
 
     def bounded_job(self, key: Key, seen: JobSeen) -> JobSeen:
         """Return the job ``seen`` in the form that the cache stores, and count the bytes of its spec.

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlcontract import PLAN_KEY, REPORT_KEY, config_map_names
 from dljob.api.base import GROUP
+from dljob.api.compact import CompactJson, CompactStatus, compact, shared, shared_sections
 from dljob.api.overrides import ALL_OVERRIDES, OVERRIDES_ANNOTATION
 from dljob.api.spec import STARTUP_CONDITIONS
 from dljob.job.observed import (
@@ -34,7 +35,6 @@ from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.job.task.suggestion import SUGGESTION_KEY
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kube.objects.compact import CompactStatus, compact, shared
 from dljob.kube.objects.pods import looks
 from dljob.kube.objects.pods.evictions import eviction, memory_killed_at
 from dljob.kube.objects.pods.rejections import created, rejection
@@ -83,6 +83,12 @@ class NodeSeen:
         return not self.schedulable or any(key in _LEAVING_TAINTS for key, _, _ in self.taints)
 
 
+class CompactReport(CompactJson):
+    """The text of a report."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class MapSeen:
     """A ConfigMap with the label of a job. ``plan``: its data, if it is the job's plan. ``report``: the report's text.
@@ -94,13 +100,17 @@ class MapSeen:
 
     name: str
     plan: Mapping[str, str] | None
-    report: str | None
+    report: str | CompactReport | None
     report_problem: str | None = None
     suggestion: str | None = None
     suggestion_problem: str | None = None
     applied: str = ""
     support: str = ""
     signature: str = ""
+
+    @property
+    def report_text(self) -> str | None:
+        return self.report.value if isinstance(self.report, CompactReport) else self.report
 
 
 def controller_of(body: Body) -> Body | None:
@@ -110,7 +120,7 @@ def controller_of(body: Body) -> Body | None:
 
 def owner_uid(body: Body) -> str | None:
     owner = controller_of(body)
-    return None if owner is None else str(owner["uid"])
+    return None if owner is None else str(compact(owner["uid"]))
 
 
 def owning_job(body: Body) -> str | None:
@@ -118,7 +128,7 @@ def owning_job(body: Body) -> str | None:
     owner = controller_of(body)
     if owner is None or owner.get("kind") != "DLJob" or not str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
         return None
-    return str(owner.get("name"))
+    return str(compact(owner.get("name")))
 
 
 def older(new: int | None, old: int | None) -> bool:
@@ -148,11 +158,11 @@ def job(body: Body) -> JobSeen:
     problem = body.get(PROBLEM) or spec_problem(spec)
     return JobSeen(
         name=meta["name"],
-        namespace=meta["namespace"],
-        uid=meta["uid"],
+        namespace=compact(meta["namespace"]),
+        uid=compact(meta["uid"]),
         generation=meta.get("generation", 1),
         created=time(meta["creationTimestamp"]),
-        spec={} if problem else compact(spec),
+        spec={} if problem else shared_sections(spec),
         status=CompactStatus(body.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
@@ -211,7 +221,7 @@ def pod(body: Body) -> PodSeen | LookSeen:
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
         set=set_name,
         set_uid=set_uid,
-        running_since=next((since for item in containers if (since := _running_since(item))), None),
+        running_since=shared(next((since for item in containers if (since := _running_since(item))), None)),
         memory_killed_at=next(filter(None, map(memory_killed_at, containers)), ""),
         fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
@@ -283,11 +293,11 @@ def stateful_set(body: Body) -> SetSeen:
     annotations, status = meta.get("annotations") or {}, body.get("status") or {}
     return SetSeen(
         name=meta["name"],
-        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        group=compact((meta.get("labels") or {}).get(GROUP_LABEL, "")),
         replicas=body["spec"].get("replicas", 1),
         spec_digest=annotations.get(SPEC_ANNOTATION, ""),
         applied=annotations.get(APPLIED_ANNOTATION, ""),
-        uid=meta["uid"],
+        uid=compact(meta["uid"]),
         made_replicas=status.get("replicas") or 0,
         reconciled=status.get("observedGeneration", 0) >= meta.get("generation", 0),
     )

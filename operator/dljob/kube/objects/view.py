@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any
 
+from dljob.api.compact import shared
 from dljob.cluster import ClusterView, Node, machines
 from dljob.cluster.platforms import platform_error
 from dljob.cluster.power_limits import device_type, power_limit_error
@@ -51,7 +52,7 @@ def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
     name = spec.get("nodeName")
     if not name or status.get("phase") in ("Succeeded", "Failed") or gives_way(body):
         return None
-    return BoundPod(intern(name), pod_requests(spec, status))  # All pods of a node share its name.
+    return shared(BoundPod(intern(name), shared(pod_requests(spec, status))))
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ class TestConfigMaps:
         plan, report = (self.stored(cache, name, DLJOB_OWNER) for name in ("digits-plan", "digits-report"))
         assert plan.plan == {"plan.json": "{}"} and plan.report is None and plan.applied
         assert len(plan.signature) < 1000
-        assert report.plan is None and report.report == "{}"
+        assert report.plan is None and report.report_text == "{}"
 
     @pytest.mark.parametrize(
         ("name", "owner"),

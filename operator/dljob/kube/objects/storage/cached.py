@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from dljob.api.compact import brief_conditions
 from dljob.cluster.node_selector import NodeSelector
 from dljob.job.observed import ClaimSeen, ClassSeen, JobSeen
 from dljob.kube.kinds import CLAIM, STORAGE_CLASS, VOLUME, Kind
@@ -48,11 +49,10 @@ class CachedStorage:
         if not objects and not namespaces:
             return
         for job in jobs:
-            conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
+            conditions = brief_conditions(job.status)
             if job.status.get("phase") in ("Complete", "Failed"):
                 continue
-            unready = conditions.get("VolumeReady", {}).get("status", "True") != "True"
-            planned = conditions.get("Planned", {})
-            apart = (planned.get("status"), planned.get("reason")) == ("False", VOLUME_NODE_CONFLICT)
+            unready = conditions.get("VolumeReady", ("True", ""))[0] != "True"
+            apart = conditions.get("Planned") == ("False", VOLUME_NODE_CONFLICT)
             if (objects and (unready or apart)) or (VOLUME in changed and apart and job.namespace in namespaces):
                 yield job

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dljob.api.compact import compact, shared
 from dljob.cluster.node_selector import NodeSelector
 from dljob.job.observed import APPLIED_ANNOTATION, ClaimSeen, ClassSeen
-from dljob.kube.objects.compact import compact, shared
 
 Body = Mapping[str, Any]
 
