@@ -206,7 +206,8 @@ class CompactStatus(Mapping[str, Any]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, CompactStatus):
-            if self._brief is not other._brief and set(self._brief.fields) != set(other._brief.fields):
+            own, others = self._brief, other._brief
+            if (own.phase, own.conditions, self._figures) != (others.phase, others.conditions, other._figures):
                 return False
             if (self._data, self._dictionary) == (other._data, other._dictionary):
                 return True
@@ -234,8 +235,12 @@ def forecast_figures(status: Mapping[str, Any]) -> ForecastFigures | None:
 def _triples(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     conditions = status.get("conditions")
     items = [item for item in conditions if isinstance(item, dict)] if isinstance(conditions, list | tuple) else []
-    kind, value, reason = ([str(item.get(name) or "") for item in items] for name in ("type", "status", "reason"))
-    return tuple(zip(kind, value, reason, strict=True))
+    return tuple((_text(item, "type"), _text(item, "status"), _text(item, "reason")) for item in items)
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    found = item.get(name)
+    return found if isinstance(found, str) else ""
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,7 @@ def readable_status(given: Mapping[str, Any]) -> DLJobStatus:
     A later release or an edit by hand may have written such fields. If one field is invalid inside, the whole field at
     the top of the status is left out. ``given``: the status of a DLJob as an API object.
     """
-    status = dict(given)
+    status = dict(given.items())
     while True:
         try:
             return DLJobStatus.model_validate(status, extra="ignore")
