@@ -15,7 +15,7 @@ reports. In turn, it
 
 It prints goals and measured figures. Latencies depend on the machine, because the control plane needs several times the
 processor time of the operator; the processor time per job does not. ``--check``: exit with 1 if a goal is missed.
-``--profile FILE``: run the operator under cProfile until its restart, and write its statistics.
+``--profile FILE``: run the operator under cProfile, and write its statistics; those after its restart to FILE.restart.
 """
 
 import argparse
@@ -118,14 +118,15 @@ class Run:
         self._keys: list[Key] = [(f"team-{i % NAMESPACES}", f"job-{i}") for i in range(options.jobs)]
         self.figures: list[Figure] = []
         self.calls: dict[str, Counter[tuple[str, str]]] = {}
-        python = (sys.executable, *(("-m", "cProfile", "-o", options.profile) if options.profile else ()))
+        files = [f"{options.profile}{part}" for part in ("", ".restart")] if options.profile else ["", ""]
+        pythons = [(sys.executable, *(("-m", "cProfile", "-o", file) if file else ())) for file in files]
         self._log = Path(tempfile.mkdtemp(prefix="dljob-scale-")) / "operator.log"
         self._operators = [
             OperatorProcess(
                 str(plane.kubeconfig), "dljob-system", self._log, f"scale-{i}", each,
                 DLJOB_WATCH_NAMESPACES="", DLJOB_LOG_LEVEL="warning",
             )
-            for i, each in enumerate((python, (sys.executable,)))
+            for i, each in enumerate(pythons)
         ]  # fmt: skip
         self._probe = Probe(self._operators[0])
 

@@ -59,21 +59,10 @@ FORBIDDEN_RECHECK_S = 15.0
 
 class Controller:
     def __init__(
-        self,
-        kube: Kube,
-        cache: Cache,
-        warning_events: WarningEvents,
-        queue: WorkQueue[JobKey],
-        config: RenderConfig,
-        metrics: Metrics,
-        planning: Planning,
-        now: Callable[[], datetime] = utc_now,
-        *,
-        share_profiles: bool = False,
-        node_faults: NodeFaults,
-        pace: ProgressPace,
-        queues: Queues | None = None,
-    ) -> None:
+        self, kube: Kube, cache: Cache, warning_events: WarningEvents, queue: WorkQueue[JobKey], config: RenderConfig,
+        metrics: Metrics, planning: Planning, now: Callable[[], datetime] = utc_now, *, share_profiles: bool = False,
+        node_faults: NodeFaults, pace: ProgressPace, queues: Queues | None = None,
+    ) -> None:  # fmt: skip
         """``share_profiles``: True: plans use the measurements of all namespaces. False: only of their own namespace.
 
         ``queues``: access to Kueue; None: the queue labels of jobs have no effect.
@@ -265,6 +254,7 @@ class Controller:
             await complete_all(kube.scale(job, item) for item in desired.scales)
             await complete_all(kube.delete(job, target) for target in desired.deletes)
         if error is not None:
+            await complete_all([kube.look_again(job, desired.objects)], wait_only=True)
             raise error
         late = await self._lessons.learn_all(job, desired.measurements, desired.memory)
         if desired.workload is not None and self._queues is not None:
@@ -274,6 +264,8 @@ class Controller:
                 late.append(failure)
         if await self._publish(observed, desired) and desired.status is not None:
             self._metrics.record_transition(before, desired.status, observed.job.namespace)
+        if await kube.look_again(job, desired.objects):  # After the status, which is more urgent.
+            self._queue.add_after(job.key, RECHECK_S)
         if (failed_late := next(filter(None, late), None)) is not None:
             raise failed_late  # The status is written, and the rest is tried again.
 

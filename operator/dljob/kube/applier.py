@@ -3,9 +3,8 @@
 Watched objects store the digest of the applied manifest in an annotation, so that a restarted operator does not apply
 them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap. In case
 somebody has changed or deleted them, the operator looks at their metadata after the resync interval, and applies those
-again that are not as it has left them. After its own restart, it applies all again, after a random part of the
-interval. While a job recovers, the interval is shorter: without the Service, the agents of its pods do not find each
-other.
+again that are not as it has left them. After its own restart, it does so after a random part of the interval. While a
+job recovers, the interval is shorter: without the Service, the agents of its pods do not find each other.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
 from dljob.kube.ownership import name_taken
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import FIELD_OWNER, Api, Body
 from dljob.render import Names
 from dljob.render.config import Manifest
 
@@ -99,7 +98,7 @@ class Applier:
         self._applied = _AppliedObjects()
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that have changed or are due to be applied again. Return the number of applied manifests.
+        """Apply the manifests that have changed. Return their number.
 
         Objects on which other objects depend come first: the RoleBinding needs its Role, the plan's ConfigMap records
         that the others are applied, and pods need all objects. If an object is rejected, the plan's ConfigMap is still
@@ -122,6 +121,26 @@ class Applier:
         if errors:
             raise errors[0]
         return len(due)
+
+    async def look_again(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
+        """Apply those manifests of objects that no watch shows again whose objects somebody has changed or deleted.
+
+        Return their number. Do nothing within the resync interval, and for manifests that have changed: these are for
+        ``apply``, which raises the same errors.
+        """
+        due = [(item, digest) for item in manifests if (digest := self._overdue(job, item)) is not None]
+        looks = await complete_all((self._is_unchanged(job, _kind(item), item, digest) for item, digest in due))
+        changed = [pair for pair, unchanged in zip(due, looks, strict=True) if not unchanged]
+        for group in _ordered(changed, Names.of(job).plan):
+            await complete_all(self._apply(job, *pair, None) for pair in group)
+        return len(changed)
+
+    def _overdue(self, job: JobSeen, manifest: Manifest) -> str | None:
+        """Return the digest of an object's manifest if it is time to look at the object again; otherwise None."""
+        if _watched(manifest):
+            return None
+        last = self._applied.get(job, _kind(manifest), manifest["metadata"]["name"])
+        return None if last is None or within(job, last.at, self._resync_s) else last.digest
 
     async def create_pod(self, job: JobSeen, pod: Manifest) -> None:
         """Create a pod. Do nothing if it exists: a request whose answer was lost is sent again.
@@ -155,10 +174,10 @@ class Applier:
         self._applied.clear()
 
     def _stands(self, job: JobSeen, manifest: Manifest, digest: str, support: str) -> bool:
-        """Return True if the object was applied from the same manifest and need not be applied again now.
+        """Return True if the object was applied from the same manifest.
 
-        For an object that is not watched, return False when the resync interval is over. ``digest``: digest of the
-        manifest. ``support``: digest of all manifests of the job's objects that are not watched.
+        ``digest``: digest of the manifest. ``support``: digest of all manifests of the job's objects that are not
+        watched.
         """
         kind, name = _kind(manifest), manifest["metadata"]["name"]
         plan_name = Names.of(job).plan
@@ -178,14 +197,12 @@ class Applier:
                 since = monotonic() - random.uniform(0, self._resync_s)
                 last = _Applied(digest, since, None, None)
                 self._applied.put(job, kind, name, last)
-        return last is not None and last.digest == digest and within(job, last.at, self._resync_s)
+        return last is not None and last.digest == digest
 
     async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
         kind, meta = _kind(manifest), manifest["metadata"]
         name = meta["name"]
         watched = _watched(manifest)
-        if not watched and await self._is_unchanged(job, kind, name, digest):
-            return
         uid = await self._uid(job, kind, name, watched=watched)
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
@@ -212,13 +229,15 @@ class Applier:
             found = _Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
             self._applied.put(job, kind, name, found)
 
-    async def _is_unchanged(self, job: JobSeen, kind: Kind, name: str, digest: str) -> bool:
-        """Return True if nobody has changed the object since it was applied last, from a manifest with this digest.
+    async def _is_unchanged(self, job: JobSeen, kind: Kind, manifest: Manifest, digest: str) -> bool:
+        """Return True if nobody has changed an object since the operator applied it from a manifest with this digest.
 
-        The request for its metadata costs the API server much less than an apply.
+        The request for its metadata costs the API server much less than an apply. If another process of the operator
+        has applied the object, so that its resourceVersion is not known, nobody else may own fields of it.
         """
+        name = manifest["metadata"]["name"]
         last = self._applied.get(job, kind, name)
-        if last is None or last.digest != digest or last.version is None:
+        if last is None or last.digest != digest:
             return False
         try:
             meta = await self._api.metadata_of(kind, job.namespace, name)
@@ -227,10 +246,14 @@ class Applier:
                 raise
             self._applied.forget(job, kind, name)
             return False
-        if (meta["uid"], meta.get("resourceVersion")) != (last.uid, last.version):
-            return False
-        self._applied.put(job, kind, name, last._replace(at=monotonic()))
-        return True
+        if last.version is None:
+            unchanged = _only_ours(job, meta, digest)
+        else:
+            unchanged = (meta["uid"], meta.get("resourceVersion")) == (last.uid, last.version)
+        if unchanged:
+            seen = last._replace(at=monotonic(), uid=meta["uid"], version=meta.get("resourceVersion"))
+            self._applied.put(job, kind, name, seen)
+        return unchanged
 
     async def _without_added(self, answer: Body, plan: Manifest) -> Body:
         """Remove keys that somebody has added to the plan's ConfigMap, which server-side apply does not remove.
@@ -284,6 +307,16 @@ def has_plan(cache: Cache, job: JobSeen, wanted: Iterable[Manifest]) -> bool:
         return True
     found = cache.found(kinds.CONFIG_MAP, job.namespace, name)
     return found is not None and found.seen.plan == plan["data"]
+
+
+def _only_ours(job: JobSeen, meta: Body, digest: str) -> bool:
+    """Return True if an object is as the operator applied it from the manifest with this digest.
+
+    Each change by another client leaves its name among the owners of fields. ``meta``: the object's metadata.
+    """
+    owners = {(item.get("manager"), item.get("operation")) for item in meta.get("managedFields") or ()}
+    applied = (meta.get("annotations") or {}).get(APPLIED_ANNOTATION)
+    return (owner_uid({"metadata": meta}), applied, owners) == (job.uid, digest, {(FIELD_OWNER, "Apply")})
 
 
 def _watched(manifest: Manifest) -> bool:

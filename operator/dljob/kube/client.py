@@ -78,6 +78,10 @@ class Kube:
                 await self._applier.create_pod(job, item)
         return applied
 
+    async def look_again(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
+        """Apply again what somebody else has changed, as ``Applier.look_again`` describes. Return its number."""
+        return await self._applier.look_again(job, (item for item in manifests if item["kind"] != kinds.POD.kind))
+
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""
         self._applier.forget(key)

@@ -1,12 +1,14 @@
 """Objects that the operator does not watch are applied again, in case somebody has deleted them."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 import dlcontract
 from dljob.kube import ApiError, JobKey, applier
-from dljob.kube.kinds import CONFIG_MAP, SERVICE
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, SERVICE
 from support.builders import T4
 from support.controller.fake_operator import Operator
 from support.controller.shared_devices import LONG, together, train
@@ -53,9 +55,15 @@ def test_deleted_service_of_a_job_that_recovers_is_created_within_a_minute(
     together({"n1": T4}, body)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("change", ["none", "changed", "deleted"])
-def test_resync_applies_only_what_somebody_has_changed_or_deleted(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed bug: with thousands of jobs, applying all their objects again kept the API server busy."""
+def test_resync_applies_only_what_somebody_has_changed_or_deleted(
+    change: str, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: with thousands of jobs, applying all their objects again kept the API server busy.
+
+    After a restart of the operator, it did so once more.
+    """
     offset_s = [0.0]
     monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
 
@@ -78,12 +86,46 @@ def test_resync_applies_only_what_somebody_has_changed_or_deleted(change: str, m
             return await apply(kind, body, *rest, **options)
 
         monkeypatch.setattr(cluster.api, "apply", recorded)
-        for _ in range(2):
-            offset_s[0] += 601.0
-            operator.queue.add(key)
-            await operator.watch(3.0)
+        async with AsyncExitStack() as others:
+            if restarts:
+                operator = await others.enter_async_context(Operator(cluster))
+            for _ in range(2):
+                operator.queue.add(key)  # A new operator looks after a part of the interval.
+                await operator.watch(3.0)
+                offset_s[0] += 601.0
+                operator.queue.add(key)
+                await operator.watch(3.0)
         assert applied == ([] if change == "none" else ["Service"])
         after = await cluster.api.get(SERVICE, *key)
         assert after["spec"]["selector"] == before["spec"]["selector"]
+
+    together({"n1": T4}, body)
+
+
+def test_status_does_not_wait_for_the_looks_at_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: the status of a job whose objects were due to be looked at waited for an API server that was busy."""
+    offset_s = [0.0]
+    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, key, "n1")
+        answered = asyncio.Event()
+        metadata_of = cluster.api.metadata_of
+
+        async def slow(*args: Any) -> Any:
+            await answered.wait()
+            return await metadata_of(*args)
+
+        monkeypatch.setattr(cluster.api, "metadata_of", slow)
+        offset_s[0] += 601.0
+        text = (await cluster.api.get(CONFIG_MAP, key[0], f"{key[1]}-report"))["data"][dlcontract.REPORT_KEY]
+        report = dlcontract.Report.parse(text).model_copy(update={"step": 777})
+        data = {dlcontract.REPORT_KEY: report.to_json()}
+        await cluster.api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", {"data": data})
+        await operator.watch(15.0)
+        assert (await cluster.api.get(DLJOB, *key))["status"]["progress"]["step"] == 777
+        answered.set()
 
     together({"n1": T4}, body)
