@@ -269,6 +269,8 @@ class Watches:
         settings.process.ultimate_exiting_timeout = 20
         settings.watching.inactivity_timeout = 86_400  # ``bounded_responses`` ends silent watches.
         settings.watching.chunk_size = PAGE
+        # After an event, a task of kopf holds the DLJob in memory until this time has passed.
+        settings.queueing.idle_timeout = 0.1
         settings.persistence.diffbase_storage = NoDiffs()
         return settings
 
