@@ -20,8 +20,10 @@ MAX_STRINGS = 2**14
 
 Most strings are times and messages, which soon exist nowhere else. Those that are shared come again after a clearing.
 """
-MAX_SECTION, MAX_SECTIONS = 2**10, 2**12
+MAX_SECTION, MAX_SECTIONS = 2**10, 2**11
 """Maximum length of the JSON text of a section that is shared, and maximum number of known ones."""
+MAX_BRIEF = 64
+"""Maximum number of conditions that are read without decompressing the status. The operator writes fewer."""
 MAX_DEPTH = 16
 """Levels of nesting below which values stay as they are."""
 MAX_DICTIONARY = 2**13
@@ -223,7 +225,11 @@ class CompactStatus(Mapping[str, Any]):
 
 
 def brief_conditions(status: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
-    """Return type → (status, reason) of the conditions of a job's status."""
+    """Return type → (status, reason) of the conditions of a job's status.
+
+    Whoever may write the status can write what the operator never does. Conditions after the first ``MAX_BRIEF`` are
+    left out, and texts longer than ``MAX_SHARED`` are empty, so that the values that are shared stay small.
+    """
     return status.brief_conditions if isinstance(status, CompactStatus) else _by_type(_triples(status))
 
 
@@ -234,13 +240,14 @@ def forecast_figures(status: Mapping[str, Any]) -> ForecastFigures | None:
 
 def _triples(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     conditions = status.get("conditions")
-    items = [item for item in conditions if isinstance(item, dict)] if isinstance(conditions, list | tuple) else []
+    given = conditions[:MAX_BRIEF] if isinstance(conditions, list | tuple) else ()
+    items = [item for item in given if isinstance(item, dict)]
     return tuple((_text(item, "type"), _text(item, "status"), _text(item, "reason")) for item in items)
 
 
 def _text(item: Mapping[str, Any], name: str) -> str:
     found = item.get(name)
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found, str) and len(found) <= MAX_SHARED else ""
 
 
 @lru_cache(maxsize=4096)
