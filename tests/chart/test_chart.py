@@ -184,6 +184,9 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "tag in the repository": ({"image": {"repository": "a/b:1"}}, ("repository",)),
     "bad digest": ({"image": {"digest": "abc"}}, ("digest",)),
     "unknown log level": ({"operator": {"logLevel": "loud"}}, ("logLevel", "debug")),
+    "label of the selector": (
+        {"podLabels": {"team": "a", "app.kubernetes.io/name": "other"}}, ("podLabels", "app.kubernetes.io/name"),
+    ),
     "two without a leader": ({"replicas": 2, "leaderElection": {"enabled": False}}, ("replicas", "maximum")),
     "source that is no peer": ({"metrics": {"allowedSources": [{"cidr": "10.0.0.0/8"}]}}, ("allowedSources", "cidr")),
     "default of an unknown field": ({"jobDefaults": {"runPolicy": {"backoffLimit": 3}}}, ("backoffLimit",)),
@@ -226,6 +229,15 @@ def test_invalid_values_are_rejected(case: str) -> None:
     with pytest.raises(helm_python.HelmError) as refusal:
         render(values)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_labels_of_the_pod_replace_those_that_select_nothing() -> None:
+    labels = {"team": "a", "app.kubernetes.io/version": "mine"}
+    texts = helm_engine.render(CHART, "dljob", "dljob-system", {"podLabels": labels})
+    [text] = [text for path, text in texts.items() if path.endswith("/deployment.yaml")]
+    pod = yaml.safe_load(text)["spec"]["template"]["metadata"]
+    assert labels.items() <= pod["labels"].items() and text.count("app.kubernetes.io/version: mine") == 1
+    assert pod["labels"]["app.kubernetes.io/name"] == "dljob"
 
 
 def test_values_that_look_like_zero_are_accepted() -> None:

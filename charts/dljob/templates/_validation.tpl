@@ -26,6 +26,12 @@ The operator checks all of them again, for those who set its environment without
 {{- fail (printf "jobDefaults.scheduling.tolerations[%d].tolerationSeconds: found this field without effect NoExecute; expected both. Set effect to NoExecute, or remove tolerationSeconds." $i) }}
 {{- end }}
 {{- end }}
+{{- $selector := include "dljob.selector" . | fromYaml }}
+{{- range $name, $value := .Values.podLabels }}
+{{- if hasKey $selector $name }}
+{{- fail (printf "podLabels: found %s, by which the objects of this chart select the operator's pods; expected other labels. Remove it, or set nameOverride." $name) }}
+{{- end }}
+{{- end }}
 {{- $names := list }}
 {{- $nodes := 0 }}
 {{- range $i, $each := .Values.autoscaling.nodeTemplates }}

@@ -366,6 +366,8 @@ class Observed:
     """The last pods that kubelets rejected, also pods that are gone. A restarted operator knows no earlier ones."""
     provisioning: ProvisioningSeen | None = None
     """The request with which the job has asked an autoscaler for nodes; None if there is none."""
+    provisioning_readable: bool = True
+    """True if the operator may read such requests."""
     overdrawn: tuple[Overdraft, ...] = ()
     """Quotas of the namespace that were lowered below what the job's pods and others use."""
     limits: NamespaceLimits = NO_LIMITS
@@ -391,9 +393,7 @@ class Observed:
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False
-    """True if this running job must be planned again now, because a better plan may be possible.
-
-    ``controller.planning`` sets it, for one job at a time."""
+    """True if a better plan may be possible for this running job. Planning sets it for one job at a time."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

@@ -242,6 +242,8 @@ class Applier:
         try:
             meta = await self._api.metadata_of(kind, job.namespace, name)
         except ApiError as error:
+            if error.forbidden:
+                return False  # To apply it again needs no permission to read it.
             if not error.not_found:
                 raise
             self._applied.forget(job, kind, name)
@@ -283,9 +285,11 @@ class Applier:
         try:
             body = await self._api.get(kind, job.namespace, name)
         except ApiError as error:
-            if not error.not_found:
-                raise
-            return None
+            if error.not_found:
+                return None
+            if error.forbidden:
+                raise RejectedError(kind.kind, name, error.message) from error
+            raise
         owner = controller_of(body)
         if owner is not None and owner.get("uid") == job.uid:
             return str(body["metadata"]["uid"])

@@ -47,12 +47,18 @@ class _Watched:
     failed: bool = False
     """True if the last query failed. Only the first failure in a row is logged."""
 
+    def over(self, clock: float) -> bool:
+        """Return True if the problem has ended: nobody has asked about it for some time."""
+        return clock - self.asked_at >= 4 * RECHECK_S
+
 
 class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._watched: dict[tuple[str, str, str, str], _Watched] = {}
         """Objects with a possible problem: (namespace, kind, name, uid) → their state."""
+        self._tidied_at = 0.0
+        """When the objects were dropped last whose problems have ended, which looks at all of them."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
         """Return the state of a job with the messages of warning events, and True if the job has a possible problem.
@@ -92,8 +98,12 @@ class WarningEvents:
         name may have had another problem; empty: events about all objects of this name count.
         """
         key, clock = (job.namespace, kind, name, uid), monotonic()
-        self._watched = {k: v for k, v in self._watched.items() if clock - v.asked_at < 4 * RECHECK_S}
-        watched = self._watched.setdefault(key, _Watched(clock, clock, clock))
+        if clock - self._tidied_at >= RECHECK_S:
+            self._watched = {k: v for k, v in self._watched.items() if not v.over(clock)}
+            self._tidied_at = clock
+        watched = self._watched.get(key)
+        if watched is None or watched.over(clock):
+            watched = self._watched[key] = _Watched(clock, clock, clock)
         watched.asked_at = clock
         if clock - watched.first_asked_at < _PATIENCE_S.get(kind, RECHECK_S) or clock - watched.read_at < RECHECK_S:
             return watched.message

@@ -12,7 +12,7 @@ from dljob.reconcile.admission import kueue, names, preempted, priority_class, p
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.failures import failure_conditions, memory_kills, silent_agent, storage_evictions
-from dljob.reconcile.failures.fence import fence, fence_without_spec, stop
+from dljob.reconcile.failures.fence import fence, fence_deleted, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, more_memory, node_faults, plan_edits, replan, resize, same_pods
@@ -69,7 +69,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     ``needs_view``.
     """
     if observed.job.deleting:
-        return Desired()  # The garbage collector deletes the job's objects by their owner references.
+        return fence_deleted(observed, now)  # The garbage collector deletes the job's objects by their owners.
     if parsed is None:
         parsed = with_pace(parse_observed(observed, defaults=config.job_defaults), now)
     parsed = replace(parsed, observed=observed)

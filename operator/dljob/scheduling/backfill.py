@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from dljob.cluster import ClusterView, Node
+from dljob.scheduling.limits.charges import Charge
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 START_UP_S = 60.0
@@ -71,11 +72,13 @@ class Shadow:
     """The shadow reservation of the first job in line.
 
     ``start_s``: when the job is predicted to start, on the caller's clock; infinity: unknown. ``room``: what is free at
-    that time beside the pods of the job.
+    that time beside the pods of the job. ``charges``: what the objects of the job will charge to the quotas of its
+    namespace: pairs of the charge of an object and the number of such objects.
     """
 
     start_s: float
     room: ClusterView
+    charges: tuple[tuple[Charge, int], ...] = ()
 
     def after(self, now_s: float, run_s: float | None) -> bool:
         """Return True if a job that starts now ends before the first in line starts, and thus does not delay it.
@@ -109,7 +112,9 @@ def shadow(start_s: float, view: ClusterView, needs: Iterable[Reservation], now:
     """
     free = {node.name: (node.free_devices, node.free_cpu) for node in now.nodes}
     in_order = sorted(view.nodes, key=lambda node: free.get(node.name, (0, 0.0)))
-    return Shadow(start_s, without_reserved(ClusterView(tuple(in_order)), needs))
+    needs = tuple(needs)
+    charges = tuple((need.charge, need.uncreated) for need in needs if need.charge is not None)
+    return Shadow(start_s, without_reserved(ClusterView(tuple(in_order)), needs), charges)
 
 
 def _end_s(job: RunningJob) -> float:

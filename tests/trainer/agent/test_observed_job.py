@@ -10,6 +10,7 @@ import pytest
 from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, RefusedSize, Report, RunPhase, Until
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Lost, Received
+from dltrain.agent.coordinator.membership import Membership
 from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.coordinator.waits import PREPARE_S
 from dltrain.protocol.agent_messages import AttemptEnded, PodMemoryPeak, Prepared, RankEnded, StillEnding
@@ -137,6 +138,21 @@ def test_numbers_of_ranks_that_the_script_refuses_outlive_the_plan(
     model = job.plan.model.model_copy(update=changes.get("model", {}))
     job.adopt(job.plan.model_copy(update={**changes, "model": model}))
     assert tuple(size.ranks for size in job._report().refused_sizes) == known
+
+
+def test_numbers_of_ranks_that_the_script_refused_under_earlier_plans_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: the pods of a job that moved to other nodes tried each of them again when the job lost pods."""
+    before = make_plan(3)
+    sent = make_job(tmp_path, before)._report()
+    plan = before.model_copy(update={"number": 2, "steps": 7, "refused_ranks": (2,)})
+    job = make_job(tmp_path, plan, sent)
+    assert [size.ranks for size in job._report().refused_sizes] == [2]
+    monkeypatch.setattr(Membership, "present", plan.pods[:2])
+    assert job.launchable is None
+    job.adopt(plan.model_copy(update={"steps": 8, "refused_ranks": (1, 2)}))
+    assert sorted(size.ranks for size in job._report().refused_sizes) == [1, 2]
 
 
 def test_smaller_plan_has_no_refused_numbers_beyond_its_own(job: ObservedJob) -> None:

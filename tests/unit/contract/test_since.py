@@ -16,7 +16,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=DDP", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "parallelism=Sharded", "replicas",
-    "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "until",
+    "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "refused_ranks", "until",
     "dataset.distribution", "dataset.uri", "dataset.sha256", "dataset.size_nbytes",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.plan.since`` has a part for each."""
@@ -62,6 +62,7 @@ BASE = json.loads(plan_of(training()).plan.to_json())
         ({"precision": "BF16"}, "spec.precision"),
         ({"optimizer": {"find_rate": True, "rate_curve": "Accuracy"}}, "spec.optimizer.learningRateCurve Accuracy"),
         ({"activation_checkpointing": True}, "spec.activationCheckpointing"),
+        ({"refused_ranks": [1]}, "numbers of ranks that a script refused (spec.trainer.elastic)"),
         ({"failure_rules": [{"action": "FailJob", "reasons": ["Hung"]}]}, "spec.runPolicy.failureRules"),
         ({"collective": "DDP"}, "spec.collective DDP"),
         (

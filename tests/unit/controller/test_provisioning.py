@@ -10,6 +10,7 @@ import pytest
 from dljob.cluster.templates import NodeTemplates
 from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, POD, POD_TEMPLATE, PROVISIONING_REQUEST, STATEFUL_SET
+from dljob.reconcile.admission.provisioning import RECHECK_S
 from support.builders import A100, CONFIG, T4, nodes
 from support.controller.fake_operator import SPEC, Operator
 from support.provisioning.autoscaler import CLASS, Autoscaler
@@ -86,6 +87,37 @@ def test_job_without_room_asks_for_all_its_nodes_and_has_no_pods() -> None:
         await later(cluster, operator, TIMEOUT_S / 2, key)
         assert "CA will try to find it later" in operator.message(key, "Admitted")
         assert [each["metadata"]["uid"] for each in await autoscaler.requests()] == [request["metadata"]["uid"]]
+
+    on_no_nodes(body)
+
+
+def test_job_says_that_the_operator_may_not_read_the_answer_of_the_autoscaler() -> None:
+    """Fixed bug: it asked for nodes again and again, and said that no autoscaler had answered."""
+
+    async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
+        operator.cache.unreadable.add(PROVISIONING_REQUEST)
+        key = await waiting(cluster, operator)
+        assert "may not list" in operator.message(key, "Admitted") and await autoscaler.requests() == []
+        await later(cluster, operator, 2 * TIMEOUT_S, key)
+        assert operator.condition(key, "Admitted") == ("False", "WaitingForNodes")
+        operator.cache.unreadable.clear()
+        await later(cluster, operator, 1.0)
+        await operator.watch(RECHECK_S)
+        assert len(await autoscaler.requests()) == 1
+
+    on_no_nodes(body)
+
+
+def test_job_says_that_the_operator_may_not_get_its_request() -> None:
+    """Fixed bug: only the log said so, and the job waited without a condition."""
+
+    async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
+        cluster.api.unreadable.add(PROVISIONING_REQUEST.kind)
+        key = cluster.submit("first", **SPEC)
+        await later(cluster, operator, 1.0, key)
+        assert operator.condition(key, "PodsReady") == ("False", "ObjectRejected")
+        assert "cannot get provisioningrequests" in operator.message(key, "PodsReady")
+        assert await autoscaler.requests() == []
 
     on_no_nodes(body)
 

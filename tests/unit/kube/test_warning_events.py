@@ -1,6 +1,7 @@
 """Tests that warning events are queried only for lasting problems, and not in every reconcile."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -126,3 +127,24 @@ def test_running_job_causes_no_event_queries(monkeypatch: pytest.MonkeyPatch) ->
     pods = tuple(PodSeen(f"digits-cpu-{i}", f"u{i}", "cpu", ready=True) for i in range(2))
     observe_at(monkeypatch, api, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)
     assert api.selectors == []
+
+
+def test_work_for_each_job_does_not_grow_with_the_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: each call looked at all objects with a problem, so that 5,000 starting jobs took half of a core."""
+    looks, over = Counter[str](), warning_events._Watched.over
+
+    def counted(watched: warning_events._Watched, clock: float) -> bool:
+        looks["all"] += 1
+        return over(watched, clock)
+
+    monkeypatch.setattr(warning_events._Watched, "over", counted)
+
+    async def main() -> None:
+        events = WarningEvents(RecordingApi())
+        for time_s in (100.0, 101.0, 102.0):
+            monkeypatch.setattr(warning_events, "monotonic", lambda now=time_s: now)
+            for i in range(50):
+                await events.about(seen().job, "Pod", f"pod-{i}", NOW)
+
+    asyncio.run(main())
+    assert looks["all"] <= 3 * 50

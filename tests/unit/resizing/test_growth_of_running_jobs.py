@@ -228,6 +228,40 @@ def test_waiting_jobs_come_first() -> None:
     on_nodes(body)
 
 
+@pytest.mark.parametrize("ends_first", [True, False], ids=["delays it", "does not delay it"])
+def test_job_grows_into_a_quota_only_if_that_delays_no_job_that_waits_for_it(ends_first: bool) -> None:
+    """Fixed bug: it took what was left, so that the first in line of its namespace did not start when another ended."""
+
+    async def body(cluster: FakeCluster, operator: Growing) -> None:
+        key = cluster.submit("elastic", **ELASTIC)
+        await operator.watch()
+        await trains(cluster, operator, key, "n1", "n2")
+        if ends_first:
+            cluster.node("n3", T4, 1)
+            short = cluster.submit("short", **ONE_NODE)
+            await operator.watch()
+            await cluster.bind(await cluster.create_pods(short), "n3")
+        used, most = ("3", "4") if ends_first else ("2", "3")
+        cluster.quota("team-a", {"pods": used}, pods=most)
+        waiting = cluster.submit("waiting", **SPEC)
+        for name in ("n4", "n5"):
+            cluster.node(name, T4, 1)
+        await operator.watch(LOOK_AGAIN_S)
+        assert operator.planned(waiting) == "QuotaExceeded"
+        await report(cluster, key, 600)
+        await operator.watch()
+        assert (operator.resizing(key) == "BetterPlan") is not ends_first
+        if ends_first:
+            await cluster.edit(short, suspend=True)
+            await operator.watch(1.0)
+            await cluster.api.delete(POD, "team-a", "short-tesla-t4-0")
+            cluster.quota("team-a", {"pods": "2"}, pods="4")
+            await operator.watch()
+            assert operator.planned(waiting) == "Planned" and await replicas(cluster, key) == 2
+
+    on_nodes(body)
+
+
 def test_one_of_two_jobs_grows() -> None:
     async def body(cluster: FakeCluster, operator: Growing) -> None:
         keys = []

@@ -55,6 +55,17 @@ def test_job_does_not_grow_to_ranks_that_its_script_refused_under_an_earlier_pla
     assert (verdict(step(grown, 4000), "Resizing") == ("True", "BetterPlan")) == moves
 
 
+def test_agents_of_a_job_that_moves_know_them(trains_on_one: Observed) -> None:
+    """Fixed bug: when the job lost pods, they tried each of them again."""
+    assert plan_of(trains_on_one).plan.refused_ranks == (), "the plan has fewer ranks"
+    grown = replace(trains_on_one, view=CPUS, capacity_grew=True)
+    going = after(grown, step(grown, 4000))
+    going = after(going, step(going, 4001))
+    stopped = replace(going, pods=(), report=report(going, RunPhase.STOPPED, **TRAINING))
+    there = plan_of(after(stopped, step(stopped, 4005)))
+    assert (there.nodes, there.plan.refused_ranks) == (3, (2,))
+
+
 def test_changed_script_may_use_them(trains_on_one: Observed) -> None:
     edited = replace(changed(trains_on_one, nodes={"min": 2, "max": 2}), view=TWO)
     assert verdict(step(edited, 4000), "Planned") == ("True", "Planned")

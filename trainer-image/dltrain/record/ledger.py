@@ -1,7 +1,7 @@
 """The coordinator's record of the job's progress. It produces the job's report. It does no I/O and reads no clock."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dlcontract import (
     MAX_METRICS,
@@ -126,6 +126,7 @@ class Ledger:
         self._hangs = HangDetector(hang_min_s)
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
+        self.refused_sizes = with_earlier(plan, self.refused_sizes)
 
     def _resume(self, previous: Report) -> None:
         self._before = previous
@@ -366,3 +367,12 @@ class Ledger:
             probed.link_latency_s if probed.link_latency_s is not None else latency_s,
             probed.link_bandwidth_Bps if probed.link_bandwidth_Bps is not None else bandwidth_Bps,
         )
+
+
+def with_earlier(plan: Plan, sizes: Iterable[RefusedSize]) -> tuple[RefusedSize, ...]:
+    """Return the numbers of ranks that the script refuses, with those that it refused under earlier plans."""
+    known = {size.ranks: size for size in sizes}
+    earlier = {
+        ranks: RefusedSize(ranks=ranks, message="it did so with an earlier plan") for ranks in plan.refused_ranks
+    }
+    return tuple((earlier | known).values())

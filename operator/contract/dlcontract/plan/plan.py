@@ -106,13 +106,11 @@ class Plan(Record):
             ge=0, description="Steps between comparisons of the parameters of all ranks. 0: only before checkpoints."
         ),
     ] = 100
-    min_ranks: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Fewest ranks with which the trainer may continue. A job is elastic if its plan has more.",
-        ),
-    ] = 1
+    min_ranks: Annotated[int, Field(ge=1, description="Fewest ranks for training. A job with more is elastic.")] = 1
+    refused_ranks: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31)], ...],
+        Field(description="Numbers of ranks with which an elastic script failed under earlier plans."),
+    ] = ()
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     failure_rules: tuple[FailureRule, ...] = ()
     grace_s: Annotated[float, Field(gt=0)] = 60.0
@@ -393,8 +391,8 @@ class Plan(Record):
         """Return a digest of the plan, with 12 hex digits. Plans with equal digests train in the same way.
 
         The digest does not depend on ``number`` (which counts the job's plans), ``term`` (which the operator raises to
-        exclude the agents on a lost node) and ``expected`` (the predicted times). Reports contain the digest of the
-        plan that the ranks run.
+        exclude the agents on a lost node), ``expected`` (the predicted times) and ``refused_ranks``. Reports contain
+        the digest of the plan that the ranks run.
         """
-        body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
+        body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation(), "refused_ranks": ()})
         return hashlib.sha256(body._full_json().encode()).hexdigest()[:12]

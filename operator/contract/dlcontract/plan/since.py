@@ -35,6 +35,7 @@ _PARTS: tuple[tuple[str, str, Callable[[Plan], bool]], ...] = (
     ),
     ("0.3.0", "spec.checkpoint.uri", lambda plan: plan.checkpoint.uri is not None),
     ("0.3.0", "spec.trainer.elastic", lambda plan: plan.model.elastic),
+    ("0.3.0", "numbers of ranks that a script refused (spec.trainer.elastic)", lambda plan: bool(plan.refused_ranks)),
     ("0.3.0", "interruptions of spot nodes", lambda plan: plan.checkpoint.interrupted_s is not None),
     ("0.3.0", "spec.dataset.distribution Sharded", lambda plan: plan.dataset.sharded),
     ("0.3.0", "ranks in their short form (spec.nodes.max)", lambda plan: RANK_GROUPS in json.loads(plan.to_json())),

@@ -5,8 +5,9 @@ In this package, a *question* is a job to plan, reduced to what its plan depends
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from dljob.api import PlanningMode
 from dljob.job.plan.first_plans import AwaitsMeasurement
@@ -15,8 +16,11 @@ from dljob.job.waiting import devices_waited_for
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.limits import QUOTA_EXCEEDED
 from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
-from dljob.scheduling import NamespaceLimits, QueuePolicy
+from dljob.scheduling import NamespaceLimits, QueuePolicy, Shadow
+from dljob.scheduling.limits.quotas import Shortage
+from dljob.status.build import human_duration
 
 Decision = StoredPlan | Infeasible
 FRESH_S = 10.0
@@ -88,10 +92,71 @@ class Answer:
             and not self.question.queued
         )
 
+    @property
+    def waits_for_quota(self) -> bool:
+        """Return True if the job has no plan because others use the quotas of its namespace.
+
+        The quotas may also be too small for it. Return False for a plan that is only shown, and in a queue of Kueue.
+        """
+        found, question = self.decision, self.question
+        exceeds = isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
+        return exceeds and not question.queued and not plan_only(question)
+
 
 def plan_only(question: ParsedJob) -> bool:
     """Return True if the plan of the job is only shown and never runs (``planning.mode: PlanOnly``)."""
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
+
+
+@dataclass(frozen=True)
+class First:
+    """The first job in line, and its shadow reservation."""
+
+    key: JobKey
+    shadow: Shadow
+
+
+def queued(first: First, now_s: float) -> Infeasible:
+    """Return why a job waits although enough devices are free: it would delay the first in line.
+
+    ``first``: the first in line, with its predicted start. ``now_s``: time on the same clock.
+    """
+    text = (
+        "found enough free devices, but an earlier job in the queue needs these devices and is predicted to start "
+        f"{_start_text(first, now_s)}; expected this job to end before that start, or to leave enough devices "
+        "for the earlier job. Wait: this job is planned again when the earlier job has started. Or lower "
+        "spec.nodes.max or the run time, or use a higher priority class"
+    )
+    return Infeasible("Queued", "spec.scheduling", text, transient=True)
+
+
+def beside_quota(first: First, short: Shortage, now_s: float) -> Infeasible:
+    """Return why a job waits although its namespace has enough quota: it would delay the first in line there.
+
+    ``short``: what is left beside the ``first``, and what the job needs. ``now_s``: time on the same clock.
+    """
+    text = (
+        f"found a plan, but job {first.key[1]}, which is before this one in the queue, waits for the same quota and is "
+        f"predicted to start {_start_text(first, now_s)}. With what it needs counted as used: {short}. Wait: this job "
+        "is planned again when that job has started. Or raise the quota, lower spec.nodes.max or the run time, or use "
+        "a higher priority class"
+    )
+    return Infeasible(QUOTA_EXCEEDED, "spec.nodes", text, transient=True)
+
+
+def _start_text(first: First, now_s: float) -> str:
+    left_s = first.shadow.start_s - now_s
+    return "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
+
+
+def questions(found: Mapping[JobKey, Answer], now_s: float, waits: Callable[[Answer], bool]) -> dict[JobKey, ParsedJob]:
+    """Return the questions of those answers for which ``waits`` returns True.
+
+    A job that has not asked again for so long cannot be reconciled. It must not block the others, and is left out.
+    """
+    return {
+        key: each.question for key, each in found.items() if waits(each) and now_s - each.at_s < REFRESH_S + RECONCILE_S
+    }
 
 
 class KnownWaiting:

@@ -284,8 +284,7 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._free.view_for(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._free.growth.count(matters_to(question)), self._clock()
-        limits = self._queue.limits_of(question)
-        limits_version = self._cache.limits_version
+        limits, limits_version = self._queue.limits_of(question), self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
         try:
@@ -323,14 +322,16 @@ class Planning:
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
-        waiting = {} if plan_only(question) or question.queued else self._waiting_for_devices()
+        alone = plan_only(question) or question.queued
+        waiting, short = ({}, {}) if alone else (self._waiting_for_devices(), self._waiting_for_quota())
         gains = self._assigning.gains(key)  # It must not delay those that got no part either.
         waiting = waiting if gains else not_passed_over(share, waiting, self._assigning.of)
         free = view if self._free.view is None else self._free.view
         passed_over = {each for each in waiting if (its := self._assigning.of(each)) is not None and its.part is None}
         return await self._queue.without_delay(
-            key, question, decision, waiting, view, free, self._ask, gains=gains, passed_over=passed_over
-        )
+            key, question, decision, waiting, short, view, free, self._ask,
+            gains=gains, grows=self._turns.current == key, passed_over=passed_over,
+        )  # fmt: skip
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
@@ -345,19 +346,18 @@ class Planning:
 
     async def _make_room(self) -> None:
         """Order running jobs to stop for the first job in line, if the chart value ``preemption`` allows it."""
-        key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
+        key = await self._preempting.make_room(self._waiting_for_devices(), self._waiting_for_quota(), self._ask)
         if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
             self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
             self._requeue(key)
 
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
         """Return the question of each job that has no plan because others use devices that it could use."""
-        return {
-            key: each.question
-            for key, each in self._answers.items()
-            # A job that has not asked again for so long cannot be reconciled. It must not block the others.
-            if each.waits_for_devices and self._clock() - each.at_s < answers.REFRESH_S + answers.RECONCILE_S
-        }
+        return answers.questions(self._answers, self._clock(), lambda each: each.waits_for_devices)
+
+    def _waiting_for_quota(self) -> dict[JobKey, ParsedJob]:
+        """Return the question of each job that has no plan because of the quotas of its namespace."""
+        return answers.questions(self._answers, self._clock(), lambda each: each.waits_for_quota)
 
     def _stands(self, key: JobKey, answer: Answer) -> bool:
         """Return True if the answer for a job may still be used; False if the job must be planned again.

@@ -112,9 +112,9 @@ class Preempting:
         if not stopping:
             return found
         text = (
-            f"found no free devices yet, because {len(stopping)} jobs of a lower priority are still writing a "
-            "checkpoint to make room for this job; expected free devices. Wait: this job starts when the pods of "
-            "these jobs are gone"
+            f"found too few free devices or too little quota yet, because {len(stopping)} jobs of a lower priority are "
+            "still writing a checkpoint to make room for this job; expected enough of both. Wait: this job starts when "
+            "the pods of these jobs are gone"
         )
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
 
@@ -128,39 +128,61 @@ class Preempting:
             self._made = by, held_s = by, self._clock()
         return by in waiting and self._clock() - held_s < LOOK_S
 
-    async def make_room(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
+    async def make_room(
+        self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask
+    ) -> JobKey | None:
         """Order running jobs to stop if the first job in line can then start.
 
+        The line is that of the jobs that wait for devices (``waiting``, as they are planned). If no job stops for its
+        first, also try the lines of those that wait for the quotas of their namespaces (``short``).
+
         Do this at most every ``LOOK_S`` seconds, and not before all jobs with earlier orders have begun to stop. Return
-        the key of the first in line. Return None if no job was ordered to stop. An error is only logged. ``waiting``:
-        the jobs that wait for devices, as they are planned. ``ask``: makes plans.
+        the key of the first in line. Return None if no job was ordered to stop. An error is only logged. ``ask``: makes
+        plans.
         """
         try:
-            return await self._look(waiting, ask) if self._queue.policy.preempts else None
+            return await self._look(waiting, short, ask) if self._queue.policy.preempts else None
         except Exception:  # The jobs go on as before, and the next look tries again.
             log.exception("choosing jobs that make room for the first job in the queue failed; no job stops now")
             return None
 
-    async def _look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
-        now_s = self._clock()
+    async def _look(
+        self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask
+    ) -> JobKey | None:
+        now_s, everyone = self._clock(), {**waiting, **short}
         self._orders = {key: order for key, order in self._orders.items() if self._counts(key, order)}
-        if not waiting or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
+        if not everyone or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
             return None
         self._looked_s = now_s
-        running = self._running(max(self._queue.job(each).priority for each in waiting.values()))
-        jobs = frozenset((key, each.digest) for key, each in waiting.items()), frozenset(running)
+        running = self._running(max(self._queue.job(each).priority for each in everyone.values()))
+        jobs = frozenset((key, each.digest) for key, each in everyone.items()), frozenset(running)
         if not running or (self._in_vain[0] == jobs and now_s - self._in_vain[1] < AGAIN_S):
             return None
-        first = await self._queue.first(waiting, ask)
-        if first is not None and first.shadow.start_s - now_s <= SOON_S:
-            return None
-        chosen = await self._chosen(first.key, waiting[first.key], running, ask) if first is not None else ()
-        self._in_vain = (None if chosen else jobs, now_s)
-        if first is None or not chosen:
-            return None
-        for victim in chosen:
-            self._order(victim, self._queue.job(waiting[first.key]))
-        return first.key
+        self._in_vain = jobs, now_s
+        for line in (waiting, *self._lines(short, running)):
+            first = await self._queue.first(line, ask)
+            if first is None:
+                continue
+            if first.shadow.start_s - now_s <= SOON_S:
+                self._in_vain = None, now_s
+                continue
+            if chosen := await self._chosen(first.key, line[first.key], running, ask):
+                self._in_vain = None, now_s
+                for victim in chosen:
+                    self._order(victim, self._queue.job(line[first.key]))
+                return first.key
+        return None
+
+    def _lines(
+        self, short: Mapping[JobKey, ParsedJob], running: Mapping[JobKey, Preemptible]
+    ) -> list[dict[JobKey, ParsedJob]]:
+        """Return the jobs that wait for quotas, by namespace. Leave out those for which no job there could stop."""
+        lines: dict[str, dict[JobKey, ParsedJob]] = {}
+        for key, each in short.items():
+            priority = self._queue.job(each).priority
+            if any(other[0] == key[0] and its.priority < priority for other, its in running.items()):
+                lines.setdefault(key[0], {})[key] = each
+        return list(lines.values())
 
     def forget_all(self) -> None:
         self._orders.clear()

@@ -13,6 +13,8 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized, OfEachJob
+from dljob.controller.planning.answers import First, beside_quota, queued
+from dljob.controller.planning.reserving import limits_for
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
@@ -22,6 +24,7 @@ from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import replan
+from dljob.reconcile.planning.limits import quota_needs
 from dljob.scheduling import (
     NOTHING,
     NamespaceLimits,
@@ -40,8 +43,8 @@ from dljob.scheduling import (
     start_in_s,
     without_reserved,
 )
+from dljob.scheduling.limits.quotas import shortages
 from dljob.status import previous
-from dljob.status.build import human_duration
 
 SHADOW_S = 10.0
 """Seconds after which a shadow reservation is made again although no capacity changed: running jobs progress."""
@@ -52,14 +55,6 @@ Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
 possible."""
 
 log = logging.getLogger("dljob")
-
-
-@dataclass(frozen=True)
-class First:
-    """The first job in line, and its shadow reservation."""
-
-    key: JobKey
-    shadow: Shadow
 
 
 @dataclass(frozen=True)
@@ -151,31 +146,70 @@ class Queue:
         question: ParsedJob,
         plan: StoredPlan,
         waiting: Mapping[JobKey, ParsedJob],
+        short: Mapping[JobKey, ParsedJob],
         view: ClusterView,
         free: ClusterView,
         ask: Ask,
         *,
         gains: bool = False,
+        grows: bool = False,
         passed_over: Collection[JobKey] = (),
     ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
         """Return a plan of a job that does not delay the first in line, and None; or why it waits, and for which job.
 
-        ``plan``: its plan on ``view``, the nodes with all that it may use. ``waiting``: the jobs for which no plan was
-        possible, as they are planned. ``free``: the nodes with what is free for every job. ``gains``: True if it moves
-        only because it gains by that. ``passed_over``: jobs that are delayed only if they cannot start now anyway,
-        because an assignment has given devices that they could use to others.
+        ``plan``: its plan on ``view``, the nodes with all that it may use. ``waiting``, ``short``: the jobs for which
+        no plan was possible because of devices and of quotas, as they are planned. ``free``: the nodes with what is
+        free for every job. ``gains``: True if it moves only because it gains by that. ``grows``: True if it has the
+        turn to do so, when no other job waits for its devices. ``passed_over``: jobs that are delayed only if they
+        cannot start now anyway, because an assignment has given devices that they could use to others.
 
         A job that holds devices keeps these, but takes no others from the first in line because its spec has changed
         (for example by ``kubectl scale``), because it is slower than predicted, or for its own gain.
         """
         holds = self.holds_devices(key)
-        if not waiting or (holds and not gains and not _wants_others(question)):
+        moves = not holds or gains or _wants_others(question)
+        for gone in self._known.keys() - waiting.keys() - short.keys():
+            del self._known[gone]
+        if moves and waiting:
+            first = await self._first_before(key, question, waiting, ask, passed_over, holds=holds)
+            if first is not None and not first.shadow.after(self._clock(), self._run_s(question, plan)):
+                view = first.shadow.beside(free, view) if holds else first.shadow.beside(view)
+                beside = await ask(question, view)
+                if isinstance(beside, Infeasible):
+                    return queued(first, self._clock()), first.key
+                plan = beside
+        line = {other: each for other, each in {**waiting, **short}.items() if other[0] == key[0]}
+        if not line or not (moves or grows):
             return plan, None
-        first = await self._first_before(key, question, waiting, ask, passed_over, holds=holds)
+        return await self._within_quotas(key, question, plan, line, view, ask, holds=holds)
+
+    async def _within_quotas(
+        self,
+        key: JobKey,
+        question: ParsedJob,
+        plan: StoredPlan,
+        line: Mapping[JobKey, ParsedJob],
+        view: ClusterView,
+        ask: Ask,
+        *,
+        holds: bool,
+    ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
+        """Return a plan that takes no quota from the first of the ``line``, the waiting jobs of the job's namespace.
+
+        The rules, ``view`` and the result are those of ``without_delay``.
+        """
+        needs, limits = quota_needs(plan), question.observed.limits
+        first = await self._first_before(key, question, line, ask, (), holds=holds) if needs else None
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
             return plan, None
-        beside = await ask(question, first.shadow.beside(free, view) if holds else first.shadow.beside(view))
-        return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+        own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]
+        limits = limits.kept_for(first.shadow.charges, own)
+        if not (short := shortages(limits.quotas, needs)):
+            return plan, None
+        beside = await ask(with_limits(question, limits), view)
+        if isinstance(beside, Infeasible):
+            return beside_quota(first, short[0], self._clock()), first.key
+        return beside, None
 
     def _run_s(self, question: ParsedJob, plan: StoredPlan) -> float | None:
         """Return the 90th percentile of the seconds for which a job runs with a plan; None: unknown.
@@ -206,8 +240,6 @@ class Queue:
         planned. A job that could not run on the whole cluster waits for something else, and is never first. ``holds``:
         True if the job ``key`` holds devices. It does not wait, so that only its priority puts it before others.
         """
-        for gone in self._known.keys() - waiting.keys():
-            del self._known[gone]
         mine, before = self.job(question), dict[JobKey, ParsedJob]()
         for other, each in waiting.items():
             its = self.job(each)
@@ -350,40 +382,3 @@ def _wants_others(question: ParsedJob) -> bool:
 
 def with_limits(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
     return replace(question, observed=replace(question.observed, limits=limits))
-
-
-def queued(first: First, now_s: float) -> Infeasible:
-    """Return why a job waits although enough devices are free: it would delay the first in line.
-
-    ``first``: the first in line, with its predicted start. ``now_s``: time on the same clock.
-    """
-    left_s = first.shadow.start_s - now_s
-    when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
-    text = (
-        "found enough free devices, but an earlier job in the queue needs these devices and is predicted to start "
-        f"{when}; expected this job to end before that start, or to leave enough devices for the earlier job. Wait: "
-        "this job is planned again when the earlier job has started. Or lower spec.nodes.max or the run time, or use "
-        "a higher priority class"
-    )
-    return Infeasible("Queued", "spec.scheduling", text, transient=True)
-
-
-def limits_for(key: JobKey, cache: Cache, book: ReservationBook, ended: Collection[JobKey] = ()) -> NamespaceLimits:
-    """Return the quotas and limit ranges of a job's namespace, with the usage that a new plan of the job finds.
-
-    The job's own pods do not count as usage, because they leave with its old plan. Objects that the plans of other jobs
-    have not created yet count. ``book``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods and
-    reservations do not count.
-
-    Changes of quotas and of pods arrive through separate watches. For a moment, a new pod may therefore count neither
-    in the quota's usage nor as a reservation. If a plan uses that pod's quota in this moment, the API server rejects a
-    pod, and the job is planned again after ``scheduling.startTimeout``.
-    """
-    found = cache.limits(key[0])
-    if not found.quotas:
-        return found
-    gone = {key, *(each for each in ended if each[0] == key[0])}
-    usage = [(pod.charge, -1) for each in gone for pod in cache.pods_of(each) if pod.charge is not None]
-    reserved = book.current(without=key, namespace=key[0], ended=ended)
-    usage += [(item.charge, item.uncreated) for item in reserved if item.charge is not None]
-    return replace(found, quotas=tuple(quota.with_usage(usage) for quota in found.quotas))

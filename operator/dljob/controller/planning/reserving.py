@@ -1,8 +1,8 @@
 """Keep the book of reservations (what accepted plans need, and what stored objects reserve), and what is free."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -16,7 +16,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import Growth, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
 
 STOP_MARGIN_S = 60.0
 """Seconds beyond their grace period that pods may take to stop, until their job's next plan reserves nothing more.
@@ -132,6 +132,27 @@ class Reserving:
         """Return what the pods of a plan need beyond what the job's pods have already; empty if they have all."""
         placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
         return plan_reservation(pods, observed.job.spec, placed, created=created)
+
+
+def limits_for(key: JobKey, cache: Cache, book: ReservationBook, ended: Collection[JobKey] = ()) -> NamespaceLimits:
+    """Return the quotas and limit ranges of a job's namespace, with the usage that a new plan of the job finds.
+
+    The job's own pods do not count as usage, because they leave with its old plan. Objects that the plans of other jobs
+    have not created yet count. ``book``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods and
+    reservations do not count.
+
+    Changes of quotas and of pods arrive through separate watches. For a moment, a new pod may therefore count neither
+    in the quota's usage nor as a reservation. If a plan uses that pod's quota in this moment, the API server rejects a
+    pod, and the job is planned again after ``scheduling.startTimeout``.
+    """
+    found = cache.limits(key[0])
+    if not found.quotas:
+        return found
+    gone = {key, *(each for each in ended if each[0] == key[0])}
+    usage = [(pod.charge, -1) for each in gone for pod in cache.pods_of(each) if pod.charge is not None]
+    reserved = book.current(without=key, namespace=key[0], ended=ended)
+    usage += [(item.charge, item.uncreated) for item in reserved if item.charge is not None]
+    return replace(found, quotas=tuple(quota.with_usage(usage) for quota in found.quotas))
 
 
 class FreeResources:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import dlcontract
@@ -164,13 +164,14 @@ def trainer_plan(
     *,
     checkpoint_s: float | None = None,
     former_grace_s: float | None = None,
+    refused_ranks: Iterable[int] = (),
 ) -> dlcontract.Plan:
     """Return the trainer's plan for a decision of the planner.
 
     ``name``, ``namespace``, ``uid``: those of the job. ``number``: number of the plan, counted from 1 for each job.
     ``term``: number that the operator raises when it fences a lost node. ``checkpoint_s``: the measured time of a
     checkpoint in seconds; None: use the predicted one. ``former_grace_s``: grace period in seconds of the former plan,
-    see ``grace.grace_s``; None without one.
+    see ``grace.grace_s``; None without one. ``refused_ranks``: numbers of ranks on which the script failed before.
 
     Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
     ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
@@ -206,6 +207,7 @@ def trainer_plan(
         activation_checkpointing=chosen.recomputes,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
+        refused_ranks=tuple(sorted(each for each in refused_ranks if each < ranks))[: dlcontract.MAX_REFUSED_SIZES],
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         **({"bucket_nbytes": dlcontract.DDP_BUCKET_NBYTES} if chosen.collective == "DDP" else {}),
         model=dlcontract.ModelRef(

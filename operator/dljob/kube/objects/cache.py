@@ -378,6 +378,7 @@ class Cache:
             evictions=during(job, self._evictions.of(key)),
             look_evictions=during(job, self._look_evictions.of(key)),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
+            provisioning_readable=PROVISIONING_REQUEST not in self.unreadable,
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )

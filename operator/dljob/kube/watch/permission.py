@@ -30,7 +30,7 @@ EFFECTS = {
     PRIORITY_CLASS: "jobs wait in the queue by the priorities that were last read, or 0",
     QUOTA: "plans may exceed ResourceQuotas, so that the API server rejects pods",
     LIMIT_RANGE: "plans may break LimitRanges, so that the API server rejects pods",
-    PROVISIONING_REQUEST: "jobs that asked an autoscaler for nodes do not see its answer",
+    PROVISIONING_REQUEST: "jobs ask no autoscaler for nodes, because they would not see its answer",
 }
 """Kind → what users notice while the operator may not read it."""
 REQUIRED = (

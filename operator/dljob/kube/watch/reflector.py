@@ -15,7 +15,7 @@ from typing import Any
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
 from dljob.kube.answers import ApiError
-from dljob.kube.kinds import POD, Kind
+from dljob.kube.kinds import POD, PROVISIONING_REQUEST, Kind
 from dljob.kube.objects.bounds import decoded_event
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import version_number
@@ -144,7 +144,8 @@ class Reflector:
                     log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
                     version = ""
-                if error.forbidden and self.kind.optional and not self.synced.is_set():
+                stale = self.kind is PROVISIONING_REQUEST and not asked  # What was read before is of no use.
+                if error.forbidden and self.kind.optional and (stale or not self.synced.is_set()):
                     self._cache.unreadable.add(self.kind)
                     self.synced.set()
                 await asyncio.sleep(delay_s)

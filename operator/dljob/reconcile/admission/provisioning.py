@@ -24,6 +24,13 @@ from dljob.status import FALSE, TRUE, Verdict, find
 KIND = "ProvisioningRequest"
 RECREATE_S = 1.0
 """Seconds until a request for another plan is made, after the deletion of the last one."""
+RECHECK_S = 15.0
+"""Seconds between two checks whether the operator may read requests again. Nothing tells it that it may."""
+UNREADABLE = (
+    "provisioningrequests: the operator may not list them, and does not see the answer of the autoscaler; expected the "
+    "permission to list and watch them. Upgrade the operator's chart, whose value "
+    "autoscaling.provisioningRequests.enabled grants it, or grant it as in docs/reference/permissions.md"
+)
 _LOST = ("Failed", "CapacityRevoked", "BookingExpired")
 """Conditions that are True if the autoscaler does not provide the nodes, or no longer keeps them."""
 
@@ -50,12 +57,16 @@ def hold(
         draft.requeue_in(RECREATE_S)
         _wait(draft, target, "the last request is deleted first")
         return True
+    problem = _problem(found) if found is not None else None
+    if problem is None and found is not None and found.conditions.get("Provisioned", (False, "", ""))[0]:
+        return False
+    if problem is None and not observed.provisioning_readable:
+        draft.requeue_in(RECHECK_S)
+        _wait_because(draft, UNREADABLE)
+        return True
     left_s = timeout_s
     if found is not None:
         left_s -= (now - found.created).total_seconds()
-        problem = _problem(found)
-        if problem is None and found.conditions.get("Provisioned", (False, "", ""))[0]:
-            return False
         if problem is None and left_s <= 0:
             problem = f"it was not provisioned within the start time-out of {timeout_s:g} s{_latest(found)}"
         if problem is not None:
@@ -110,7 +121,10 @@ def _delete(found: ProvisioningSeen, draft: Draft) -> None:
 
 
 def _wait(draft: Draft, target: StoredPlan, what: str) -> None:
-    text = f"a ProvisioningRequest asks an autoscaler for the nodes of {target.nodes} pods: {what}"
+    _wait_because(draft, f"a ProvisioningRequest asks an autoscaler for the nodes of {target.nodes} pods: {what}")
+
+
+def _wait_because(draft: Draft, text: str) -> None:
     draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "WaitingForNodes", text))
     draft.verdicts.append(
         Verdict("Running", FALSE, "NotStarted", "the job waits for new nodes; see the condition Admitted")

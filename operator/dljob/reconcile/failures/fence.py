@@ -3,19 +3,20 @@
 A StatefulSet does not replace a pod on a lost node, because it waits for a kubelet that no longer answers. After
 ``nodeLostSeconds`` the operator therefore raises the job's term, a number in the plan, and force-deletes the pods. If
 an agent on such a node returns later, it has a lower term, and the other agents reject it. The operator applies the
-plan with the new term before it deletes a pod. The operator also deletes such pods of a job that stops. Otherwise, the
-job would wait until the lost node returns.
+plan with the new term before it deletes a pod. The operator also deletes such pods of a job that stops or is deleted.
+Otherwise, the job would wait until the lost node returns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
 from dljob.api.spec.pods import RunPolicy
+from dljob.job.observed import Observed, PodSeen
 from dljob.job.plan.stored import StoredPlan
-from dljob.reconcile.desired import Draft, Target
-from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.desired import Desired, Draft, Target
+from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down
 from dljob.render import plan_config_map
 
@@ -52,20 +53,42 @@ def fence(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, now: datetime) 
     the agent of a deleted pod cannot take part again if its node returns. If pods on lost nodes are not overdue yet,
     requeue the job for the time when they will be.
     """
-    lost_s, nodes = _lost_s(parsed), parsed.observed.lost_nodes
-    overdue = []
-    for pod in parsed.observed.pods:
+    return (
+        accepted.with_term(accepted.plan.term + 1)
+        if _delete_overdue(parsed, parsed.observed.pods, draft, now)
+        else accepted
+    )
+
+
+def fence_deleted(observed: Observed, now: datetime) -> Desired:
+    """Return the deletion of the overdue pods of a job that is being deleted, such as with ``--cascade=foreground``.
+
+    Otherwise, the job would not be gone before the kubelet of the lost node reports the end of its pod. Pods that
+    Kubernetes does not delete, and those of a job that is gone already, are left alone.
+    """
+    if not observed.lost_nodes:
+        return Desired()
+    draft = Draft()
+    _delete_overdue(parse_observed(observed), [pod for pod in observed.pods if pod.deleting], draft, now)
+    return Desired(deletes=tuple(draft.deletes), requeue_after_s=min(draft.requeues_s, default=None))
+
+
+def _delete_overdue(parsed: ParsedJob, pods: Iterable[PodSeen], draft: Draft, now: datetime) -> bool:
+    """Add the deletion of those of the ``pods`` that are overdue to the draft. Return True if there is one.
+
+    Requeue the job for the time when other pods on lost nodes will be overdue.
+    """
+    lost_s, nodes, found = _lost_s(parsed), parsed.observed.lost_nodes, False
+    for pod in pods:
         if pod.node is None or pod.node not in nodes or pod.fenced:
             continue
         left_s = (nodes[pod.node] + timedelta(seconds=lost_s) - now).total_seconds()
-        if left_s <= 0:
-            overdue.append(pod)
-        else:
+        if left_s > 0:
             draft.requeue_in(left_s)
-    if not overdue:
-        return accepted
-    draft.deletes.extend(Target("Pod", pod.name, pod.uid, force=True) for pod in overdue)
-    return accepted.with_term(accepted.plan.term + 1)
+            continue
+        draft.deletes.append(Target("Pod", pod.name, pod.uid, force=True))
+        found = True
+    return found
 
 
 def _lost_s(parsed: ParsedJob) -> int:

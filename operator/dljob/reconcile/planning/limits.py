@@ -25,7 +25,8 @@ from dljob.scheduling.limits.quotas import Quota, Shortage, Unstated, amount_tex
 Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""
 
-REASONS = frozenset({"QuotaExceeded", "LimitRangeExceeded", "QuotaNeedsLimit"})
+QUOTA_EXCEEDED = "QuotaExceeded"
+REASONS = frozenset({QUOTA_EXCEEDED, "LimitRangeExceeded", "QuotaNeedsLimit"})
 """Reasons of errors about the limits of a namespace."""
 FIELDS = {
     "cpu": "spec.resources.cpu", "memory": "spec.resources.memory", "ephemeral-storage": "spec.trainer.scratch.size",
@@ -379,7 +380,7 @@ def _exceeded(short: tuple[Shortage, ...], found: str) -> Infeasible:
         else "Wait until other objects of the namespace are gone, raise the quota, or lower spec.nodes.min"
     )
     text = f"found {found}, which exceeds the namespace's quota: {listed}. {remedy}"
-    return Infeasible("QuotaExceeded", "spec.nodes", text, transient=True)
+    return Infeasible(QUOTA_EXCEEDED, "spec.nodes", text, transient=True)
 
 
 def _forbidden(field: str, found: str, remedy: str) -> Infeasible:

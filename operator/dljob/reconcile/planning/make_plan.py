@@ -219,6 +219,7 @@ def _attempt(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain,
         checkpoint_s=checkpoint_s,
         former_grace_s=current.plan.grace_s if current and current.spec_digest == parsed.digest else None,
+        refused_ranks=parsed.refused_ranks,
     )  # fmt: skip
     if current is not None and (contradicted := _by_checkpoint(parsed, current.plan, proposed)):
         return contradicted

@@ -5,7 +5,7 @@ an object is gone. A plan is checked against the usage that the quota's status s
 charge, plus what the plans of other jobs will charge.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,6 +108,16 @@ class Quota:
                 used[name] = max(0, used.get(name, 0) + value * count)
         return replace(self, used=used)
 
+    def kept_for(self, needs: Iterable[tuple[Charge, int]], own: Iterable[tuple[Charge, int]]) -> "Quota":
+        """Return the quota as if other objects had been added, except where that takes what a job has already.
+
+        ``needs``: these objects, and ``own``: those of the job, which are not in the usage; as in ``with_usage``.
+        """
+        held = replace(self, used={}).with_usage(own).used
+        more = self.with_usage(needs).used
+        used = {name: min(value, self.hard[name] - held.get(name, 0)) for name, value in more.items()}
+        return replace(self, used={name: max(value, self.used.get(name, 0)) for name, value in used.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
@@ -124,6 +134,10 @@ class NamespaceLimits:
     @property
     def empty(self) -> bool:
         return not (self.quotas or self.ranges)
+
+    def kept_for(self, needs: Collection[tuple[Charge, int]], own: Collection[tuple[Charge, int]]) -> "NamespaceLimits":
+        """Return the limits with ``Quota.kept_for`` of each quota."""
+        return replace(self, quotas=tuple(quota.kept_for(needs, own) for quota in self.quotas))
 
     def grown(self, before: "NamespaceLimits") -> bool:
         """Return True if these limits may allow a plan that the earlier limits ``before`` did not allow."""

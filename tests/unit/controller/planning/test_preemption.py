@@ -331,6 +331,32 @@ def test_job_stops_that_uses_the_quota_of_the_urgent_one_although_another_would_
     preempting(body)
 
 
+def test_urgent_job_gets_the_quota_of_a_low_one_although_devices_are_free() -> None:
+    """Fixed bug: no job stopped for one that waited for a quota alone."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        for name in ("n3", "n4", "n5", "n6"):
+            cluster.node(name, T4, 1)
+        jobs = [cluster.submit("low", **BOTH), cluster.submit("elsewhere", "team-b", second=1, **BOTH)]
+        await operator.watch(1.0)
+        for key, nodes in zip(jobs, (("n1", "n2"), ("n3", "n4")), strict=True):
+            await cluster.bind(await cluster.create_pods(key), *nodes)
+        cluster.quota("team-a", {"pods": "2"}, pods="3")
+        await operator.watch(1.0)
+        high = cluster.submit("high", second=2, **urgent(BOTH))
+        await operator.watch(15.0)
+        assert [await replicas(cluster, key) for key in jobs] == [0, 2] and operator.planned(high) == "MakingRoom"
+        for pod in await cluster.api.find(POD, "team-a"):
+            await cluster.api.delete(POD, "team-a", pod["metadata"]["name"])
+        await operator.watch(1.0)  # The quota controller has not counted yet that they are gone.
+        cluster.quota("team-a", {"pods": "0"}, pods="3")
+        await operator.watch(15.0)
+        assert operator.planned(high) == "Planned" and operator.planned(jobs[0]) == "QuotaExceeded"
+        assert [await replicas(cluster, key) for key in (*jobs, high)] == [0, 2, 2]
+
+    preempting(body)
+
+
 def test_job_whose_priority_class_vanished_runs_on_and_is_no_victim() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("batch", 10)

@@ -10,7 +10,7 @@ from dlcontract import RunPhase
 from dljob.api import Phase
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import OPERATOR_KEY
-from dljob.reconcile import Target
+from dljob.reconcile import Desired, Target
 from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, settled
 from support.job_lifecycle import DOWN, OUTCOME, condition_of, status, step, training
 
@@ -43,6 +43,17 @@ class TestLostNodes:
         found = plan_of(after(observed, desired)).plan
         assert (found.term, found.number) == (2, 1)
         assert desired.scales == ()
+
+    @pytest.mark.parametrize("pods_stop", [True, False], ids=["foreground", "orphan"])
+    def test_deletion_in_the_foreground_does_not_wait_for_a_lost_node(self, *, pods_stop: bool) -> None:
+        """Fixed bug: the job stayed until the node was back. Its plan may be gone before its pods."""
+        observed = self.lost(39)
+        pods = tuple(replace(pod, deleting=pods_stop) for pod in observed.pods)
+        leaving = replace(observed, job=replace(observed.job, deleting=True), pods=pods, plan=None)
+        assert step(leaving) == (Desired(requeue_after_s=1.0) if pods_stop else Desired())
+        overdue = replace(leaving, lost_nodes=self.lost(40).lost_nodes)
+        gone = Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True)
+        assert step(overdue) == (Desired(deletes=(gone,)) if pods_stop else Desired())
 
     @pytest.mark.parametrize("stop", ["suspended", "moved to a new plan", "finished"])
     def test_pods_that_stop_are_fenced_too(self, stop: str) -> None:

@@ -16,6 +16,7 @@ from dltrain.host.tasks import Tasks
 from dltrain.object_store.content import Seen, without_logs
 from dltrain.object_store.staged_folder import SETTLE_S, scan
 from dltrain.protocol.volume_layout import is_own_file, job_directory
+from dltrain.record.ledger import with_earlier
 
 TRIAL_S = 60.0
 """Seconds after its launch from which a script that has changed its checkpoint folder counts as training. A script may
@@ -58,11 +59,12 @@ def refusal(attempt: Attempt, whole: Plan, failure: Failure, *, saved: bool) -> 
 def still_refused(sizes: Iterable[RefusedSize], before: Plan, plan: Plan) -> tuple[RefusedSize, ...]:
     """Return which of the numbers of ranks that a script refused under the plan ``before`` it refuses under ``plan``.
 
-    None if the script or its batch has changed, and otherwise those that are fewer than planned.
+    None if the script or its batch has changed, and otherwise those that are fewer than planned. Those that the plan
+    itself names are among them.
     """
     if (before.model, before.global_batch) != (plan.model, plan.global_batch):
-        return ()
-    return tuple(size for size in sizes if size.ranks < len(plan.ranks))
+        return with_earlier(plan, ())
+    return with_earlier(plan, (size for size in sizes if size.ranks < len(plan.ranks)))
 
 
 class CheckpointFolder:
