@@ -13,6 +13,8 @@ from dljob.job.observed import JobSeen, queued_elsewhere
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
 
+QUOTA_EXCEEDED = "QuotaExceeded"
+"""Reason of Planned=False of a job for which the quotas of its namespace leave too little."""
 WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
 """Reasons of the condition Admitted=False of a job that has asked an autoscaler for nodes with a ProvisioningRequest:
 while it waits, and if it does not get them."""
@@ -76,6 +78,12 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
         return None
     groups = (status.get("plan") or {}).get("groups") or ()
     return tuple(group["device"] for group in groups) or tuple(spec.get("devices") or ())
+
+
+def lacks_quota(job: JobSeen) -> bool:
+    """Return True if the status of a job says that the quotas of its namespace leave too little for its plan."""
+    found = (item for item in job.status.get("conditions") or () if item.get("type") == "Planned")
+    return not ended(job) and any(item.get("reason") == QUOTA_EXCEEDED for item in found)
 
 
 def stops(job: JobSeen) -> bool:

@@ -90,6 +90,7 @@ class HardwareProbes:
 
     async def run(self) -> None:
         """Call ``look`` again and again, until cancelled. Log an error of the API server once, and go on."""
+        self.begin()
         while True:
             try:
                 await self.look()
@@ -101,6 +102,11 @@ class HardwareProbes:
                     )
                     self._said = str(error)
             await asyncio.sleep(LOOK_RUNNING_S if self._running else LOOK_S)
+
+    def begin(self) -> None:
+        """Begin to lead: another operator may have led, and have started and deleted probe pods meanwhile."""
+        self._existing, self._over, self._unanswered, self._broken = {}, set(), set(), set()
+        self._running = True
 
     async def look(self) -> None:
         """Decide once which probe pods to start or delete, and which measurements to store, and do this.

@@ -12,11 +12,10 @@ from math import inf
 from dljob.api import PlanningMode
 from dljob.job.plan.first_plans import AwaitsMeasurement
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.waiting import devices_waited_for
+from dljob.job.waiting import QUOTA_EXCEEDED, devices_waited_for, lacks_quota
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
-from dljob.reconcile.planning.limits import QUOTA_EXCEEDED
 from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
 from dljob.scheduling import NamespaceLimits, QueuePolicy, Shadow
 from dljob.scheduling.limits.quotas import Shortage
@@ -160,9 +159,9 @@ def questions(found: Mapping[JobKey, Answer], now_s: float, waits: Callable[[Ans
 
 
 class KnownWaiting:
-    """The jobs that waited for devices when this operator began to plan, and that have not asked it for a plan yet.
+    """The jobs that waited for devices or quotas when this operator began to plan, and have not asked for a plan yet.
 
-    If jobs that come later in the queue were planned before these have asked, they would take the devices.
+    If jobs that come later in the queue were planned before these have asked, they would take the devices or quotas.
     """
 
     def __init__(self, cache: Cache, clock: Callable[[], float]) -> None:
@@ -171,8 +170,8 @@ class KnownWaiting:
         """Jobs that have asked so far, even before ``all_heard``; None: nobody waits for questions any more."""
 
     async def all_heard(self) -> None:
-        """Wait until each job whose status says that it waits for devices has asked, for ``HEAR_S`` at most."""
-        waiting = {job.key for job in self._cache.jobs() if devices_waited_for(job) is not None}
+        """Wait until each job whose status says that it waits for devices or quotas has asked, ``HEAR_S`` at most."""
+        waiting = {job.key for job in self._cache.jobs() if devices_waited_for(job) is not None or lacks_quota(job)}
         end_s = self._clock() + HEAR_S
         while self._heard is not None and waiting - self._heard and self._clock() < end_s:
             await asyncio.sleep(HEAR_AGAIN_S)

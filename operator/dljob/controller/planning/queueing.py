@@ -181,7 +181,7 @@ class Queue:
         line = {other: each for other, each in {**waiting, **short}.items() if other[0] == key[0]}
         if not line or not (moves or grows):
             return plan, None
-        return await self._within_quotas(key, question, plan, line, view, ask, holds=holds)
+        return await self._within_quotas(key, question, plan, line, view, ask, passed_over, holds=holds)
 
     async def _within_quotas(
         self,
@@ -191,15 +191,18 @@ class Queue:
         line: Mapping[JobKey, ParsedJob],
         view: ClusterView,
         ask: Ask,
+        passed_over: Collection[JobKey],
         *,
         holds: bool,
     ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
         """Return a plan that takes no quota from the first of the ``line``, the waiting jobs of the job's namespace.
 
-        The rules, ``view`` and the result are those of ``without_delay``.
+        The rules, ``view``, ``passed_over`` and the result are those of ``without_delay``.
         """
         needs, limits = quota_needs(plan), question.observed.limits
-        first = await self._first_before(key, question, line, ask, (), holds=holds) if needs else None
+        if not needs:
+            return plan, None
+        first = await self._first_before(key, question, line, ask, passed_over, holds=holds)
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
             return plan, None
         own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]

@@ -12,6 +12,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import ClassSeen
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.waiting import QUOTA_EXCEEDED
 from dljob.planner import Infeasible, Request
 from dljob.planner.candidates.pools import wanted
 from dljob.reconcile.parsed import ParsedJob
@@ -25,7 +26,6 @@ from dljob.scheduling.limits.quotas import Quota, Shortage, Unstated, amount_tex
 Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""
 
-QUOTA_EXCEEDED = "QuotaExceeded"
 REASONS = frozenset({QUOTA_EXCEEDED, "LimitRangeExceeded", "QuotaNeedsLimit"})
 """Reasons of errors about the limits of a namespace."""
 FIELDS = {

@@ -114,6 +114,18 @@ def test_next_leader_counts_the_pod_that_it_finds() -> None:
     assert heir.look() == [], "not at once"
 
 
+def test_operator_that_leads_again_finds_the_pods_of_the_leader_between() -> None:
+    """Fixed bug: such a pod stayed, also on a node that a job needed, and what it had measured was lost."""
+    operator, between = Operator(), Operator("n0")
+    assert operator.look() == []
+    between.look()
+    between.end(MEASURE.to_json())
+    operator.api.objects = between.api.objects
+    assert len(operator.look()) == 1, "an operator without probe pods does not ask for them"
+    operator.probes.begin()
+    assert operator.look() == [] and len(operator.profiles) == 1
+
+
 def test_pods_have_the_priority_class_and_leave_their_node_to_others() -> None:
     operator = Operator("n0")
     (pod,) = operator.look()

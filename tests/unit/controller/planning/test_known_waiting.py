@@ -2,6 +2,7 @@
 
 from dljob.controller.planning.answers import HEAR_S
 from dljob.kube.kinds import POD
+from support.builders import T4
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 
@@ -39,6 +40,30 @@ def test_job_that_waited_is_first_for_the_next_operator() -> None:
             successor.queue.add(big)
             await successor.watch(HEAR_S)
             assert (successor.planned(big), successor.planned(small)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
+def test_job_that_waited_for_a_quota_is_first_for_the_next_operator() -> None:
+    """Fixed bug: after a restart, a later job took the quota."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        for name in ("n3", "n4"):
+            cluster.node(name, T4, 1)
+        cluster.quota("team-a", {"pods": "1"}, pods="2")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        assert operator.planned(big) == "QuotaExceeded"
+        await operator.__aexit__()
+        cluster.quota("team-a", {"pods": "0"}, pods="2")
+        small = cluster.submit("small", second=2, **LONG)
+        cluster.watch(operator.cache)
+        async with Operator(cluster) as successor:
+            successor.queue.add(small)
+            await successor.watch(2.0)
+            successor.queue.add(big)
+            await successor.watch(HEAR_S)
+            assert (successor.planned(big), successor.planned(small)) == ("Planned", "QuotaExceeded")
 
     on_two_nodes(body)
 

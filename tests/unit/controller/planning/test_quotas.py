@@ -247,6 +247,31 @@ def test_job_that_loses_a_pod_under_a_lowered_quota_waits_and_comes_back(monkeyp
     on_six_nodes(body)
 
 
+@pytest.mark.parametrize(("epochs", "starts"), [(1_000_000, False), (1, True)], ids=["long", "ends in time"])
+def test_later_job_takes_no_quota_for_which_an_earlier_one_waits(epochs: int, starts: bool) -> None:
+    """Fixed bug: small jobs took what was left again and again, so that a large one never started."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **{**SPEC, "epochs": 100_000})
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(running), "n0", "n1")
+        cluster.quota("team-a", {"pods": "2"}, pods="4")
+        large = cluster.submit("large", second=1, **{**SPEC, "nodes": {"min": 4, "max": 4}})
+        await operator.watch()
+        later = cluster.submit("later", second=2, **{**SPEC, "epochs": epochs})
+        elsewhere = cluster.submit("elsewhere", "team-b", second=3, **{**SPEC, "epochs": 1_000_000})
+        await operator.watch()
+        assert operator.planned(large) == "QuotaExceeded" and operator.planned(elsewhere) == "Planned"
+        assert operator.planned(later) == ("Planned" if starts else "QuotaExceeded")
+        if not starts:
+            assert "job large" in operator.message(later, "Planned")
+            await cluster.edit(large, suspend=True)
+            await operator.watch(10.0)
+            assert operator.planned(later) == "Planned"
+
+    on_six_nodes(body)
+
+
 def test_job_that_its_namespace_never_admits_blocks_no_other_namespace() -> None:
     """Fixed bug: as the first in line, it kept all nodes that it asked for from the jobs of other namespaces."""
 
