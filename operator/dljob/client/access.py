@@ -72,4 +72,8 @@ def in_words(error: Any) -> str:
         return "the API server rejected the credentials. Check the kubeconfig"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
         return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
+    if error.not_found and error.message.startswith("namespaces "):
+        return f"{error.message}. Create it with kubectl create namespace, or name another one with --namespace"
+    if not error.reason:  # The answer is not one of Kubernetes.
+        return f"the API server answered with code {error.code}: {error.message}"
     return str(error.message)
