@@ -111,4 +111,4 @@ def default_namespace() -> str:
 
     Raise BadInputError without a usable kubeconfig, or if the operator's dependencies are not installed.
     """
-    return access.connection(*_selected.get()).info.default_namespace or "default"
+    return access.connection(*_selected.get(), with_plugin=False).info.default_namespace or "default"

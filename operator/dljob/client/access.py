@@ -14,18 +14,18 @@ PATIENCE_S = 600.0
 """Seconds for which those who follow a job bear that the API server does not answer, such as while it is upgraded."""
 
 
-def connection(kubeconfig: str | None = None, context: str | None = None) -> Any:
+def connection(kubeconfig: str | None = None, context: str | None = None, *, with_plugin: bool = True) -> Any:
     """Return the connection to the API server, of type ``dljob.controller.connection.Connection``.
 
-    ``kubeconfig`` and ``context``: see ``dljob.controller.connection.connect``. Raise BadInputError without usable
-    credentials, or if the operator's dependencies are not installed.
+    ``kubeconfig``, ``context`` and ``with_plugin``: see ``dljob.controller.connection.connect``. Raise BadInputError
+    without usable credentials, or if the operator's dependencies are not installed.
     """
     try:
         from dljob.controller.connection import connect
     except ImportError as error:
         raise missing_package(error) from None
     try:
-        return connect(kubeconfig, context)
+        return connect(kubeconfig, context, with_plugin=with_plugin)
     except ValueError as error:
         raise BadInputError(str(error)) from None
 
@@ -72,4 +72,8 @@ def in_words(error: Any) -> str:
         return "the API server rejected the credentials. Check the kubeconfig"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
         return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
+    if error.not_found and error.message.startswith("namespaces "):
+        return f"{error.message}. Create it with kubectl create namespace, or name another one with --namespace"
+    if not error.reason:  # The answer is not one of Kubernetes.
+        return f"the API server answered with code {error.code}: {error.message}"
     return str(error.message)

@@ -1,21 +1,17 @@
 """Connect to the API server.
 
 In a pod, the service account provides the credentials. Kubernetes replaces the token from time to time, so it is read
-again periodically. Outside of a pod, the kubeconfig provides the credentials. The package ``kubernetes`` is needed only
-for a kubeconfig with an exec plugin.
+again periodically. Outside of a pod, the kubeconfig provides the credentials.
 """
 
 import asyncio
-import errno
 import ipaddress
 import logging
 import os
 import socket
 import ssl
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,20 +23,14 @@ import aiohttp
 import kopf
 import yaml
 
+from dljob.controller.kubeconfig import default_kubeconfig, login
+
 log = logging.getLogger("dljob")
 
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 REREAD_S = 60.0
 CLOSED_S = 2.0
 """Maximum time to close the connections of a session."""
-_environment = threading.Lock()
-"""Held while KUBECONFIG has another value, see ``_kubeconfig``."""
-_PATHS = {
-    "cluster": ("certificate-authority",),
-    "context": (),
-    "user": ("client-certificate", "client-key", "tokenFile"),
-}
-"""Kinds of entries of a kubeconfig, and their fields with paths of files."""
 
 
 @dataclass(frozen=True)
@@ -149,27 +139,22 @@ class Connector(aiohttp.TCPConnector):
                     await asyncio.sleep(0.001)
 
 
-def connect(kubeconfig: str | None = None, context: str | None = None) -> Connection:
+def connect(kubeconfig: str | None = None, context: str | None = None, *, with_plugin: bool = True) -> Connection:
     """Return the connection for the available credentials. Raise ValueError if there are none, or invalid ones.
 
     ``kubeconfig``: path of a kubeconfig, or several paths as in KUBECONFIG. ``context``: name of a context in it. If
     both are None, use the service account in a pod, and elsewhere the current context of the default kubeconfig.
+    ``with_plugin``: False: do not call a plugin that logs in. The connection is then good for its namespace alone.
     """
-    settings = kopf.OperatorSettings()
     in_pod = TOKEN.exists() and kubeconfig is None and context is None
     info: kopf.ConnectionInfo | None = None
     server_name: str | None = None
     try:
         if in_pod:
-            info = kopf.login_with_service_account(settings=settings)
-        elif paths := kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig(context):
-            document = _merged((Path(name).expanduser() for name in _names(paths)), context)
-            server_name = _server_name(document)
-            with _kubeconfig(document) as merged:
-                info = kopf.login_with_kubeconfig(settings=settings)
-                if info is not None and not _has_credentials(info):
-                    info = _via_client(info, merged)
-    except (kopf.LoginError, AttributeError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
+            info = kopf.login_with_service_account(settings=kopf.OperatorSettings())
+        elif paths := kubeconfig or os.environ.get("KUBECONFIG") or default_kubeconfig(context):
+            info, server_name = login(paths, context, with_plugin=with_plugin)
+    except (kopf.LoginError, LookupError, AttributeError, TypeError, OSError, yaml.YAMLError, UnicodeError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
             f"kubeconfig: found an invalid file or invalid credentials ({what}); expected valid ones. Name a "
@@ -249,116 +234,6 @@ def _split_port(entry: str) -> tuple[str, str]:
     """Split an entry of NO_PROXY into its host and its port; the port is empty without one."""
     host, _, port = entry.rpartition(":")
     return (host, port) if port.isdigit() and _ip_address(entry) is None else (entry, "")
-
-
-def _has_credentials(info: kopf.ConnectionInfo) -> bool:
-    return bool(info.token or info.username or info.certificate_path or info.certificate_data)
-
-
-def _default_kubeconfig(context: str | None) -> str | None:
-    """Return the path of the user's kubeconfig; None if it does not exist and no context of it is wanted."""
-    path = Path.home() / ".kube/config"
-    return str(path) if context is not None or path.exists() else None
-
-
-def _names(paths: str) -> list[str]:
-    """Return the paths of kubeconfigs. ``paths``: one path, or several as in KUBECONFIG."""
-    return [path.strip() for path in paths.split(os.pathsep) if path.strip()]
-
-
-def _server_name(document: Mapping[str, Any]) -> str | None:
-    """Return ``tls-server-name`` of the cluster of a kubeconfig's current context; None if it has none."""
-    contexts = {item["name"]: item["context"] for item in document["contexts"]}
-    clusters = {item["name"]: item["cluster"] for item in document["clusters"]}
-    context = contexts.get(document.get("current-context"), {})
-    found: str | None = clusters.get(context.get("cluster"), {}).get("tls-server-name")
-    return found or None
-
-
-@contextmanager
-def _kubeconfig(document: Mapping[str, Any]) -> Iterator[str]:
-    """Let kopf read a kubeconfig, which it takes only from KUBECONFIG. Yield the path of its file.
-
-    ``document``: the kubeconfig, merged and with the wanted current context. The variable has its old value again
-    afterwards.
-    """
-    with _environment, tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as merged:
-        before = os.environ.get("KUBECONFIG")
-        yaml.safe_dump(document, merged)
-        merged.flush()
-        os.environ["KUBECONFIG"] = merged.name
-        try:
-            yield merged.name
-        finally:
-            if before is None:
-                del os.environ["KUBECONFIG"]
-            else:
-                os.environ["KUBECONFIG"] = before
-
-
-def _merged(paths: Iterable[Path], context: str | None) -> dict[str, Any]:
-    """Merge kubeconfigs as kubectl does, which kopf does not in all cases.
-
-    The first current context that is not empty and the first entry of each name apply. Files that do not exist are left
-    out if another one exists. Relative paths in a file begin at its folder. Raise OSError if no file exists, and
-    TypeError or AttributeError for a file that is no kubeconfig, and ValueError for a context that does not exist.
-    """
-    entries: dict[str, dict[str, Any]] = {kind: {} for kind in _PATHS}
-    current, missing, found = context or "", "", False
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            missing = missing or str(path)
-            continue
-        document, found = yaml.safe_load(text) or {}, True
-        current = current or document.get("current-context") or ""
-        for kind in _PATHS:
-            for item in document.get(f"{kind}s") or ():
-                entries[kind].setdefault(item["name"], _absolute(kind, item.get(kind) or {}, path.absolute().parent))
-    if missing and not found:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing)
-    if (context or (current and entries["context"])) and current not in entries["context"]:
-        listed = ", ".join(sorted(map(str, entries["context"]))) or "none"
-        raise ValueError(
-            f"context: found {current}; expected one of the contexts of the kubeconfig: {listed}. Name one of them, or "
-            "another kubeconfig"
-        )
-    lists = {
-        f"{kind}s": [{"name": name, kind: entry} for name, entry in named.items()] for kind, named in entries.items()
-    }
-    return lists | ({"current-context": current} if current else {})
-
-
-def _absolute(kind: str, entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return an entry of a kubeconfig in ``folder`` with absolute paths. A plugin without a slash is found in PATH."""
-    changed: dict[str, Any] = {name: str(folder / entry[name]) for name in _PATHS[kind] if entry.get(name)}
-    plugin = entry.get("exec") or {}
-    if os.sep in str(plugin.get("command", "")):
-        changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
-    return {**entry, **changed}
-
-
-def _via_client(info: kopf.ConnectionInfo, kubeconfig: str) -> kopf.ConnectionInfo:
-    """Return ``info`` with credentials from the plugin that the kubeconfig names, such as that of a cloud provider.
-
-    Return ``info`` unchanged if the package ``kubernetes`` is not installed.
-    """
-    try:
-        from kubernetes.config import ConfigException, new_client_from_config
-    except ImportError:
-        return info
-    try:
-        found = new_client_from_config(kubeconfig).configuration
-    except ConfigException as error:
-        raise kopf.LoginError(str(error)) from error
-    header = found.get_api_key_with_prefix("BearerToken") or found.get_api_key_with_prefix("authorization") or ""
-    return replace(
-        info,
-        token=header.rpartition(" ")[2] or None,
-        certificate_path=found.cert_file,
-        private_key_path=found.key_file,
-    )
 
 
 async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:

@@ -1,6 +1,7 @@
 """Read and decode the answers of the API server, without more memory than the operator can spare for one of them."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,7 +16,7 @@ MAX_ANSWER_NBYTES = 10 * 2**20
 An object of 1.5 MB can have 9 MB in an answer, because JSON has six bytes for each ``<``. Everybody who may create pods
 or ConfigMaps could otherwise fill the memory of the operator with one page of a list.
 """
-TOO_LARGE = 413
+TOO_LARGE, BAD_GATEWAY = 413, 502
 
 Body = dict[str, Any]
 
@@ -95,14 +96,26 @@ async def bounded_text(response: aiohttp.ClientResponse, max_nbytes: float) -> b
     return bytes(text)
 
 
-def decoded(text: bytes, *, about_jobs: bool) -> Body:
-    """Decode an answer. If it is no JSON, return its beginning as ``message``. ``about_jobs``: it has DLJobs."""
-    try:
+def decoded(code: int, text: bytes, request: str, *, about_jobs: bool) -> tuple[int, Body]:
+    """Decode the answer with the HTTP status ``code`` to a request, such as ``GET /version``. Return (code, answer).
+
+    The beginning of an error that is no JSON object is the ``message``. A success that is none comes from a proxy, not
+    from the API server, and becomes the error ``BAD_GATEWAY``. ``about_jobs``: the answer has DLJobs.
+    """
+    answer: Any = None
+    with suppress(ValueError):
         # Everybody may store objects that the JSON decoder cannot read, and DLJobs that fill the memory.
         answer = (bounded_answer if about_jobs else decoded_answer)(text) if text else {}
-    except ValueError:
-        answer = {"message": text[:500].decode(errors="replace")}
-    return answer if isinstance(answer, dict) else {}
+    if isinstance(answer, dict):
+        return code, answer
+    shown = text[:500].decode(errors="replace")
+    if code >= 300:
+        return code, {"message": shown}
+    message = (
+        f"{request}: found an answer that is no JSON object ({shown[:60]!r}); expected one of the API server. Check "
+        "its address, and proxies before it"
+    )
+    return BAD_GATEWAY, {"reason": "NoObject", "message": message}
 
 
 def causes(answer: Body) -> tuple[str, ...]:

@@ -396,5 +396,5 @@ class Api:
                 return TOO_LARGE, {"reason": "AnswerTooLarge", "message": message}, 0.0
             allowed.nbytes -= len(text)
             retry_after = response.headers.get("Retry-After", "")
-            answer = decoded(text, about_jobs=DLJOB.plural in path)
-            return response.status, answer, float(retry_after) if retry_after.isdigit() else 0.0
+            code, answer = decoded(response.status, text, f"{method} {path}", about_jobs=DLJOB.plural in path)
+            return code, answer, float(retry_after) if retry_after.isdigit() else 0.0

@@ -271,4 +271,5 @@ def _error_event(code: int, reason: str) -> Json:
 
 
 def _error(code: int) -> web.Response:
-    return web.json_response({"kind": "Status", "code": code, "reason": "", "message": "no"}, status=code)
+    reason = {403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}.get(code, "InternalError")
+    return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": "no"}, status=code)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from dltrain.checkpoint import user_objects
@@ -81,6 +81,32 @@ def test_objects_lists_and_dictionaries_are_restored_in_place() -> None:
         objects.add(name, made)
     objects.close()
     assert other.shadow["w"].tolist() == [3.5, 3.5] and history == [1.0, (2, "b")] and best == {"loss": 0.5}
+
+
+def test_scheduler_of_a_plateau_continues_after_a_restart() -> None:
+    """Fixed bug: ``t.keep`` refused it and named ``t.schedule``, which refuses it, too."""
+    losses = [3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+    def run(opt: SGD, plateau: ReduceLROnPlateau, values: list[float]) -> list[float]:
+        rates = []
+        for value in values:
+            plateau.step(value)
+            rates.append(opt.param_groups[0]["lr"])
+        return rates
+
+    def made(rate: float) -> tuple[SGD, ReduceLROnPlateau]:
+        opt = SGD([nn.Parameter(torch.zeros(1))], rate)
+        return opt, ReduceLROnPlateau(opt, factor=0.5, patience=1, cooldown=1)
+
+    expected = run(*made(0.1), losses)
+    assert len(set(expected)) == 3
+    for stopped in range(1, len(losses)):
+        opt, plateau = made(0.1)
+        before = run(opt, plateau, losses[:stopped])
+        objects, (again, other) = stored(plateau=plateau), made(opt.param_groups[0]["lr"])
+        objects.add("plateau", other)
+        objects.close()
+        assert before + run(again, other, losses[stopped:]) == expected
 
 
 def test_repeated_step_changes_kept_objects_once() -> None:

@@ -100,6 +100,27 @@ def test_restart_keeps_the_rate_between_the_ends_of_epochs(stopped_after: int, b
     assert run(0, stopped_after) + run(stopped_after, STEPS) == whole
 
 
+@pytest.mark.parametrize("stopped_after", [10, STEPS])
+def test_one_cycle_gets_the_length_of_a_training_that_is_longer_after_a_restart(stopped_after: int) -> None:
+    """Fixed bug: after a change of the epochs, the script failed with torch's error at the end of the old length."""
+
+    def run(steps: int, last: int, first: int = 0, saved: dict[str, Any] | None = None) -> tuple[list[float], Any]:
+        opt, schedules, rates = SGD(nn.Linear(2, 2).parameters(), 0.1, momentum=0.9), Schedules(), list[float]()
+        if saved:
+            opt.load_state_dict(saved["optimizer"])
+            schedules.load(json.loads(saved["schedules"]))
+        schedules.add(torchs.OneCycleLR(opt, 0.5, total_steps=steps), each_epoch=False)
+        for _ in range(first, last):
+            opt.step()
+            schedules.step(end_of_epoch=False)
+            rates.append(opt.param_groups[0]["lr"])
+        return rates, {"optimizer": opt.state_dict(), "schedules": json.dumps(schedules.state())}
+
+    _, saved = run(STEPS, stopped_after)
+    found, _ = run(2 * STEPS, 2 * STEPS, stopped_after, saved)
+    assert found == run(2 * STEPS, 2 * STEPS)[0][stopped_after:]
+
+
 def test_checkpoint_of_an_older_version_has_no_rates() -> None:
     opt, schedules = SGD(nn.Linear(2, 2).parameters(), 0.1, momentum=0.9), Schedules()
     schedules.add(torchs.ExponentialLR(opt, 0.5), each_epoch=False)

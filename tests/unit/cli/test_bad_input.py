@@ -194,6 +194,12 @@ def test_quantities_of_nodes(
     [
         ({"name": "X_y"}, "metadata.name", "'X_y'", "choose a name"),
         ({"name": "x" * 41}, "metadata.name", repr("x" * 41), "at most 40 characters"),
+        (
+            {"name": None, "generateName": "x-"},
+            "metadata.name",
+            "generateName 'x-' without a name",
+            "Add metadata.name",
+        ),
         ({"namespace": "A_b"}, "metadata.namespace", "'A_b'", "Correct it"),
         ({"namespace": 5}, "metadata.namespace", "5", "Correct it"),
         ({"labels": ["a"]}, "metadata.labels", "['a']", "Write it as {team: vision}"),

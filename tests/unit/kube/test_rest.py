@@ -130,6 +130,26 @@ def test_response_without_json_is_an_error() -> None:
     assert "proxy" in asyncio.run(main()).message
 
 
+@pytest.mark.parametrize("text", ["<html>login</html>", "[]", '"text"'])
+def test_success_without_a_json_object_is_an_error_of_a_proxy(text: str) -> None:
+    """Fixed bug: the page of a proxy was an empty list, as if there were no objects."""
+
+    async def main() -> ApiError:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text=text)
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            with pytest.raises(ApiError) as error:
+                await Api(session, str(server.make_url(""))).find(NODE, None)
+            return error.value
+
+    error = asyncio.run(main())
+    assert (error.code, error.reason) == (502, "NoObject")
+    assert error.message.startswith(f"GET /api/v1/nodes: found an answer that is no JSON object ({text!r})")
+
+
 def test_apply_is_a_server_side_patch() -> None:
     _, [request], _ = against([(200, {}, {})], lambda api: api.apply(CONFIG_MAP, MAP))
     assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/n/configmaps/a")

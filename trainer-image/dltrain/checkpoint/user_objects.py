@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dltrain.checkpoint import tensor_file
 from dltrain.protocol.errors import MisuseError
@@ -150,7 +150,7 @@ class UserObjects:
         Raise MisuseError if the object cannot be stored, or if its state cannot be restored.
         """
         kind = type(given).__name__
-        if isinstance(given, LRScheduler):
+        if isinstance(given, LRScheduler) and not isinstance(given, ReduceLROnPlateau):
             raise MisuseError(
                 f"t.keep: {name}: found a learning-rate scheduler ({kind}); expected it in t.schedule, which also "
                 "steps it. Call t.schedule instead"

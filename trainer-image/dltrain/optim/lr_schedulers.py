@@ -7,7 +7,7 @@ their state.
 
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from dltrain.optim.options import like, numbers
 from dltrain.protocol.errors import MisuseError
@@ -16,6 +16,8 @@ _CHANGED = ("lr", "momentum", "betas")
 """Options of an optimizer that a scheduler or the script may change, and a scheduler's constructor sets anew."""
 _OPTIONS = "optimizer options"
 """Key of these options in the state of a scheduler, for each group of parameters."""
+_LENGTH = ("total_steps", "_schedule_phases")
+"""State of a OneCycleLR that follows from the number of steps, which may change while a job runs."""
 _PLAIN = (str, int, float, bool, type(None))
 _LEFT_OUT = object()
 
@@ -37,12 +39,17 @@ class Schedules:
         Raise MisuseError if dltrain does not support this kind of scheduler.
         """
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            found, remedy = type(scheduler).__name__, "set the rate in optimizer.param_groups yourself"
+            if isinstance(scheduler, ReduceLROnPlateau):
+                remedy = "pass it to t.keep, and call its step(metric) after opt.step(), with one value on all ranks"
             raise MisuseError(
-                f"scheduler: found {type(scheduler).__name__}; expected a torch.optim.lr_scheduler whose step() "
-                "needs no argument. For any other rule, set the rate in optimizer.param_groups yourself"
+                f"t.schedule: scheduler: found {found}; expected a torch.optim.lr_scheduler whose step() needs no "
+                f"argument. Otherwise, {remedy}"
             )
         if len(self._registered) < len(self._saved_states):
             saved = self._saved_states[len(self._registered)]
+            if isinstance(scheduler, OneCycleLR):
+                saved = {name: value for name, value in saved.items() if name not in _LENGTH}
             scheduler.load_state_dict(_merged(scheduler.state_dict(), saved))
             # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint. Its
             # own last rate is not the present one if other schedulers have changed the rate since, or the script has.

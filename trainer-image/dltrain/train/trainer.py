@@ -43,7 +43,7 @@ from dltrain.train.steps.batches import StepBatches, skip_partial_updates
 from dltrain.train.steps.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.steps.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.steps.step import Step, StepRequests
-from dltrain.train.steps.update_hooks import UpdateHooks
+from dltrain.train.steps.update_hooks import UpdateHooks, others_noticed
 
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
@@ -274,7 +274,8 @@ class Trainer(HeldOut, ModelCalls):
             skip_partial_updates(self.optimizer, step)
             warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
         part_of = partial(self._part, sampler)
-        with StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
+        noticing = others_noticed(self.model, self.optimizer, self.rank)
+        with noticing, StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
             while self.step < self.total_steps:
                 if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
                     self.reshard(shares, "replayed")

@@ -151,6 +151,16 @@ def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
         )
 
 
+def warn_of_another_optimizer(kind: str, count: int) -> None:
+    """Warn that an optimizer of the class ``kind`` has updated ``count`` parameters that are not the model's."""
+    warnings.warn(
+        f"t.steps: found an update by a second optimizer ({kind}) of {count} parameters that t.wrap does not know; "
+        "expected one optimizer, because ranks do not sum the gradients of other parameters, and checkpoints do not "
+        "have them. Put all trained modules into one nn.Module with one optimizer, or set trainer.framework: Torchrun",
+        stacklevel=4,
+    )
+
+
 def check_weighed(weighed: int, micro_batches: int) -> None:
     """Raise MisuseError if the script called ``t.weigh`` in some micro-batches of a step, but not in all.
 

@@ -109,12 +109,19 @@ def parse_job(manifest: object) -> Job:
         raise ValueError(f"manifest: found {found}; expected apiVersion {API_VERSION}, kind DLJob")
     metadata, spec = manifest.get("metadata"), manifest.get("spec")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if isinstance(metadata, Mapping) and name is None and "generateName" in metadata:
+        found = f"generateName {metadata['generateName']!r:.60} without a name"
+        raise ValueError(
+            f"metadata.name: found {found}; expected a name, by which dljob finds the job. Add metadata.name"
+        )
     if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
+        found = "nothing" if name is None else repr(name)
+        raise ValueError(f"metadata.name: found {found}; {JOB_NAME_RULE.message}")
     if (wrong := metadata_error(metadata)) is not None:
         raise ValueError(wrong)
     if not isinstance(spec, Mapping):
-        raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
+        found = "nothing" if spec is None else f"{spec!r:.100}"
+        raise ValueError(f"spec: found {found}; expected a mapping with the fields of a job")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
     try:
         parsed = DLJobSpec.model_validate(spec)

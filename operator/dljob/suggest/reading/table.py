@@ -261,6 +261,7 @@ def _rows(
         raise DataError(f"--delimiter: found {delimiter!r}; expected one character, such as ';'.") from None
     csv.field_size_limit(MAX_NBYTES)
     names: tuple[str, ...] = ()
+    header = 1
     cells: list[tuple[str, ...]] = []
     numbers: list[int] = []
     try:
@@ -268,13 +269,18 @@ def _rows(
             if not row:
                 continue
             if not names:
-                names = _header(path, row, reader.line_num)
+                names, header = _header(path, row, reader.line_num), reader.line_num
                 continue
             if len(row) != len(names):
+                if len(row) < len(names):
+                    remedy = "Add the missing ones, and put quotes around a field of several lines,"
+                elif cells and len(names) > 1:
+                    remedy = f"Put quotes around fields that contain {delimiter!r},"
+                else:
+                    remedy = f"Name each column in line {header}, remove the lines above the names of the columns,"
                 raise DataError(
                     f"{path}: line {reader.line_num}: found {len(row)} fields with the delimiter {delimiter!r}; "
-                    f"expected {len(names)}, as in line 1. Put quotes around fields that contain {delimiter!r}, or "
-                    "pass --delimiter."
+                    f"expected {len(names)}, as in line {header}. {remedy} or pass --delimiter."
                 )
             cells.append(tuple(cell.strip() for cell in row))
             numbers.append(reader.line_num)

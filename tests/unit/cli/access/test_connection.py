@@ -8,6 +8,7 @@ import yaml
 
 from dljob.cli import main, remote
 from dljob.cli.commands import run
+from dljob.client import access
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import DLJOB
 from dljob.sdk import Client, DLJobError, JobNotFoundError, requests
@@ -16,11 +17,19 @@ from support.specs.small_specs import JOB
 
 
 @pytest.mark.parametrize(
-    "certificate",
-    [{"certificate-authority": "/nowhere/ca.crt"}, {"certificate-authority-data": "bm8gY2VydGlmaWNhdGU="}],
+    ("certificate", "found"),
+    [
+        ({"certificate-authority": "/nowhere/ca.crt"}, "certificate-authority: found /nowhere/ca.crt, which does not"),
+        ({"certificate-authority": "/dev/null"}, "found unusable certificates or keys"),
+        ({"certificate-authority-data": "bm8gY2VydGlmaWNhdGU="}, "found unusable certificates or keys"),
+    ],
 )
 def test_unusable_certificates_are_named(
-    certificate: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    certificate: dict[str, str],
+    found: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Fixed bug: the commands ended with a traceback."""
     config = kubeconfig("https://127.0.0.1:1", "team-a")
@@ -28,9 +37,23 @@ def test_unusable_certificates_are_named(
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert main(["top"]) == 2
-    assert capsys.readouterr().err.startswith("dljob: kubeconfig: found unusable certificates or keys (")
-    with Client() as client, pytest.raises(DLJobError, match="kubeconfig: found unusable certificates or keys"):
+    assert capsys.readouterr().err.startswith(f"dljob: kubeconfig: {found}")
+    with Client() as client, pytest.raises(DLJobError, match=f"kubeconfig: {found}"):
         client.jobs()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ApiError(500, "", "boom"), "the API server answered with code 500: boom"),
+        (ApiError(400, "", "Client sent HTTP"), "the API server answered with code 400: Client sent HTTP"),
+        (ApiError(404, "NotFound", 'namespaces "x" not found'), "Create it with kubectl create namespace"),
+        (ApiError(409, "Conflict", "a conflict"), "a conflict"),
+    ],
+)
+def test_error_of_the_api_server_says_where_it_comes_from(error: ApiError, expected: str) -> None:
+    """Fixed bug: the text of a proxy was the whole message, without the API server and the code."""
+    assert expected in access.in_words(error)
 
 
 @pytest.mark.parametrize("name", ["", "team/digits", "digits/status"])

@@ -1,8 +1,8 @@
 """Tests of the credentials of commands and of the SDK: several kubeconfigs, plugins, and tokens that expire."""
 
-import sys
+import base64
+import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,11 +52,17 @@ class TestSeveralFiles:
         """Fixed bug: they began at the present folder, where no certificate was found."""
         config = kubeconfig("https://127.0.0.1:1", "team-a")
         config["clusters"][0]["cluster"]["certificate-authority"] = "pki/ca.crt"
-        config["users"][0]["user"] |= {"client-certificate": "./me.crt", "client-key": "/keys/me.key"}
+        config["users"][0]["user"] |= {"client-certificate": "./me.crt", "client-key": f"{tmp_path}/me.key"}
         files(monkeypatch, tmp_path / "kube", config)
+        (tmp_path / "kube/pki").mkdir()
+        for name in ("kube/pki/ca.crt", "kube/me.crt", "me.key"):
+            (tmp_path / name).touch()
         info = access.connection().info
         assert info.ca_path == str(tmp_path / "kube/pki/ca.crt")
-        assert (info.certificate_path, info.private_key_path) == (str(tmp_path / "kube/me.crt"), "/keys/me.key")
+        assert (info.certificate_path, info.private_key_path) == (
+            str(tmp_path / "kube/me.crt"),
+            str(tmp_path / "me.key"),
+        )
 
     @pytest.mark.parametrize("document", ["no kubeconfig", ["a"], {"users": [1]}, {"current-context": "gone"}])
     def test_file_that_is_no_kubeconfig_is_named(
@@ -69,28 +75,27 @@ class TestSeveralFiles:
 
 
 class Plugin:
-    """Stands for the package ``kubernetes``, which calls the plugin of a kubeconfig: each login has another token."""
+    """A plugin that logs in, as cloud providers have them: each login has another token."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.logins, self.documents = 0, list[Any]()
-        package, config = ModuleType("kubernetes"), ModuleType("kubernetes.config")
-        config.ConfigException = ValueError  # type: ignore[attr-defined]
-        config.new_client_from_config = self._client  # type: ignore[attr-defined]
-        package.config = config  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "kubernetes", package)
-        monkeypatch.setitem(sys.modules, "kubernetes.config", config)
+    def __init__(self, folder: Path) -> None:
+        self._count, self.asked = folder / "count", folder / "asked"
+        program = folder / "bin/login"
+        program.parent.mkdir()
+        program.write_text(
+            f"#!/bin/sh\necho . >> {self._count}\nprintenv KUBERNETES_EXEC_INFO > {self.asked}\n"
+            f"""printf '{{"status": {{"token": "token-%s"}}}}' $(wc -l < {self._count})\n"""
+        )
+        program.chmod(0o755)
 
-    def _client(self, path: str) -> Any:
-        self.documents.append(yaml.safe_load(Path(path).read_text()))
-        self.logins += 1
-        header = f"Bearer token-{self.logins}"
-        found = SimpleNamespace(cert_file=None, key_file=None, get_api_key_with_prefix=lambda name: header)
-        return SimpleNamespace(configuration=found)
+    @property
+    def logins(self) -> int:
+        return len(self._count.read_text().splitlines()) if self._count.exists() else 0
 
 
-def with_plugin(url: str) -> dict[str, Any]:
+def with_plugin(url: str, **plugin: Any) -> dict[str, Any]:
     config = kubeconfig(url, "team-a")
-    config["users"][0]["user"] = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./bin/login"}}
+    given = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./bin/login"}
+    config["users"][0]["user"] = {"exec": given | plugin}
     return config
 
 
@@ -182,13 +187,133 @@ def test_server_name_of_the_kubeconfig_is_that_of_its_current_context(
 
 def test_plugin_leaves_the_namespace_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed bug: with a plugin of a cloud provider, commands used the namespace ``default``."""
-    plugin = Plugin(monkeypatch)
-    config = with_plugin("https://127.0.0.1:1")
+    plugin = Plugin(tmp_path)
+    config = with_plugin("https://127.0.0.1:1", provideClusterInfo=True)
     config["clusters"][0]["cluster"]["proxy-url"] = "http://127.0.0.1:3"
     files(monkeypatch, tmp_path, config)
+    assert remote.default_namespace() == "team-a" and plugin.logins == 0, "its name needs no login"
     info = access.connection().info
     assert (info.default_namespace, info.token, info.proxy_url) == ("team-a", "token-1", "http://127.0.0.1:3")
-    assert plugin.documents[0]["users"][0]["user"]["exec"]["command"] == str(tmp_path / "bin/login")
+    asked = json.loads(plugin.asked.read_text())
+    assert asked["kind"] == "ExecCredential" and asked["apiVersion"] == "client.authentication.k8s.io/v1"
+    cluster = {"server": "https://127.0.0.1:1", "proxy-url": "http://127.0.0.1:3"}
+    assert asked["spec"] == {"interactive": False, "cluster": cluster}
+
+
+def test_plugin_may_give_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = json.dumps({"status": {"clientCertificateData": "CERT", "clientKeyData": "KEY"}})
+    files(monkeypatch, tmp_path, with_plugin("https://127.0.0.1:1", command="echo", args=[answer]))
+    info = access.connection().info
+    found = info.certificate_data, info.private_key_data
+    assert [base64.b64decode(str(each)) for each in found] == [b"CERT", b"KEY"] and info.token is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "found", "remedy"),
+    [
+        (
+            {"command": "no-login", "installHint": "Get it\n from x.example"},
+            "no plugin no-login",
+            "Get it from x.example",
+        ),
+        (
+            {"command": "sh", "args": ["-c", "echo expired >&2; exit 3"]},
+            "plugin sh ended with exit code 3",
+            "Log in anew",
+        ),
+        ({"command": "echo", "args": ["hello"]}, "plugin echo printed no credentials", "Log in anew"),
+        ({"command": "echo", "args": ['{"status": {}}']}, "plugin echo printed no credentials", "Log in anew"),
+        ({"command": ""}, "exec: found no command", "Get a new kubeconfig"),
+    ],
+    ids=lambda value: value.get("command") or "nothing" if isinstance(value, dict) else "",
+)
+def test_plugin_that_does_not_log_in_is_named(
+    plugin: dict[str, Any],
+    found: str,
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Fixed bug: the request was sent without credentials, and its answer was about the user system:anonymous."""
+    with threaded_api(tmp_path) as server:
+        files(monkeypatch, tmp_path, with_plugin(server.server.url, **plugin))
+        assert main(["top"]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == "" and "dljob: kubeconfig: exec: found " in captured.err and found in captured.err
+    assert remedy in captured.err and ("expired" in captured.err) is (plugin["command"] == "sh")
+
+
+class TestEntries:
+    """Entries of a kubeconfig that cannot be used, and those that kubectl can use."""
+
+    @pytest.mark.parametrize(
+        ("kind", "changes", "found"),
+        [
+            ("context", {"cluster": "gone"}, "context test: found the cluster gone; expected one of its clusters: c"),
+            ("context", {"user": "gone"}, "context test: found the user gone; expected one of its users: u"),
+            ("cluster", {"server": None}, "cluster c: found no server"),
+            ("cluster", {"certificate-authority": "/no/ca.crt"}, "certificate-authority: found /no/ca.crt, which does"),
+            ("user", {"tokenFile": "token"}, "tokenFile: found {}/token, which does not exist"),
+        ],
+    )
+    def test_unusable_entry_is_named(
+        self,
+        kind: str,
+        changes: dict[str, Any],
+        found: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Fixed bug: messages were the name alone, in a KeyError, or of Python, and a missing token was no error."""
+        config = kubeconfig("https://127.0.0.1:1", "team-a")
+        config[f"{kind}s"][0][kind] |= changes
+        files(monkeypatch, tmp_path, config)
+        assert main(["top"]) == 2
+        assert capsys.readouterr().err.startswith(f"dljob: kubeconfig: {found.format(tmp_path)}")
+
+    def test_text_in_another_encoding_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (path,) = files(monkeypatch, tmp_path, kubeconfig("https://127.0.0.1:1", "team-a"))
+        path.write_bytes(b"\xff" + path.read_bytes())
+        assert main(["top"]) == 2
+        assert capsys.readouterr().err.startswith("dljob: kubeconfig: found an invalid file")
+
+    def test_token_is_read_from_its_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fixed bug: without a package that the installation does not have, requests had no credentials."""
+        config = kubeconfig("https://127.0.0.1:1", "team-a")
+        config["users"][0]["user"] = {"tokenFile": "token", "token": "old"}
+        files(monkeypatch, tmp_path, config)
+        (tmp_path / "token").write_text("new\n")
+        assert access.connection().info.token == "new"
+
+    @pytest.mark.parametrize(
+        ("server", "changes", "expected"),
+        [
+            ("10.0.0.1:6443", {"insecure-skip-tls-verify": True}, "https://10.0.0.1:6443"),
+            ("localhost:8080", {}, "http://localhost:8080"),
+        ],
+    )
+    def test_server_without_a_scheme_is_that_of_kubectl(
+        self, server: str, changes: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = kubeconfig(server, "team-a")
+        config["clusters"][0]["cluster"] |= changes
+        files(monkeypatch, tmp_path, config)
+        assert access.connection().server == expected
+
+    def test_data_of_a_certificate_take_precedence_over_its_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fixed bug: both together were an error."""
+        config = kubeconfig("https://127.0.0.1:1", "team-a")
+        both = {"certificate-authority": "gone.crt", "certificate-authority-data": "Q0E="}
+        config["clusters"][0]["cluster"] |= both
+        files(monkeypatch, tmp_path, config)
+        info = access.connection().info
+        assert (info.ca_data, info.ca_path) == ("Q0E=", None)
 
 
 class TestExpiredToken:
@@ -217,18 +342,18 @@ class TestExpiredToken:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fixed bug: the command ended with exit code 2 when the first token expired, and the job went on."""
-        plugin = Plugin(monkeypatch)
+        plugin = Plugin(tmp_path)
         self.expiring(monkeypatch, requests=2)
         with threaded_api(tmp_path) as server, PretendOperator(server):
             files(monkeypatch, tmp_path, with_plugin(server.server.url))
             (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
             assert main(["run", str(tmp_path / "job.yaml")]) == 0
-        assert plugin.logins > 2
+        assert plugin.logins > 1
 
     def test_client_waits_for_longer_than_a_token_is_valid(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        plugin = Plugin(monkeypatch)
+        plugin = Plugin(tmp_path)
         self.expiring(monkeypatch, requests=2)
         with threaded_api(tmp_path) as server, PretendOperator(server):
             files(monkeypatch, tmp_path, with_plugin(server.server.url))

@@ -39,6 +39,27 @@ def test_a_first_row_without_names_is_an_error(tmp_path: Path, lines: list[str],
     assert expected in str(error.value) and "line 1" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("lines", "line", "remedy"),
+    [
+        pytest.param(["# of 2024", "# by me", "a,b,c", *ROWS], 3, "remove the lines above the names", id="comments"),
+        pytest.param(["Sales, 2024", "a,b,c", *ROWS], 2, "remove the lines above the names", id="title"),
+        pytest.param(
+            ["b,c", *ROWS], 2, "Name each column in line 1", id="names without that of the index, as R writes"
+        ),
+        pytest.param(["", "a,b,c", *ROWS, "1.5,2"], 43, "expected 3, as in line 2. Add the missing", id="cut off"),
+        pytest.param(["a,b,c", *ROWS, "1,5,2,no"], 42, "Put quotes around fields that contain ','", id="no quotes"),
+    ],
+)
+def test_a_row_of_another_width_is_an_error_with_its_likely_remedy(
+    tmp_path: Path, lines: list[str], line: int, remedy: str
+) -> None:
+    """Fixed bug: quotes were the advice for lines above the names of the columns and for missing fields, too."""
+    with pytest.raises(DataError) as error:
+        read(tmp_path / "data.csv", *lines)
+    assert f"line {line}: found " in str(error.value) and remedy in str(error.value)
+
+
 @pytest.mark.parametrize("header", ["0,1,target", "2021,2022,sold", "a,no,target", "b1,b2,yes?"])
 def test_names_that_are_whole_numbers_or_words_are_accepted(tmp_path: Path, header: str) -> None:
     assert read(tmp_path / "data.csv", header, *ROWS) == tuple(header.split(","))

@@ -5,13 +5,16 @@ torch runs the hooks of an optimizer for each class that defines ``step``. If th
 before and after the inner call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dltrain.parallel.optimizer_checks import check_late
+from dltrain.train.usage_checks import warn_of_another_optimizer
 
 
 class UpdateHooks:
@@ -65,6 +68,29 @@ class UpdateHooks:
             check_late([p for p in late if not self._stands_in(p)])
             self._tracked.update(late)
             self._known.update(map(id, late))
+
+
+@contextmanager
+def others_noticed(model: nn.Module, optimizer: Optimizer, rank: int) -> Iterator[None]:
+    """Warn once, on rank 0, if another optimizer than ``optimizer`` updates parameters that ``model`` does not have."""
+    warned = rank > 0
+
+    def updated(other: Optimizer, *_: Any) -> None:
+        nonlocal warned
+        if warned or other is optimizer:
+            return
+        known = {id(parameter) for parameter in [*model.parameters(), *_parameters(optimizer)]}
+        # Tensors that are no nn.Parameter, such as changed inputs, belong to one batch.
+        trained = [each for each in _parameters(other) if isinstance(each, nn.Parameter) and each.grad is not None]
+        if unknown := [parameter for parameter in trained if id(parameter) not in known]:
+            warned = True
+            warn_of_another_optimizer(type(other).__name__, len(unknown))
+
+    hook = register_optimizer_step_post_hook(updated)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
