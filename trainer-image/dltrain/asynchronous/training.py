@@ -44,6 +44,7 @@ def train(
     replicate(model, trainer.process_group)
     total = Sampler.planned(trainer.plan, loader.samples).steps(trainer.plan)
     run = Run(trainer, model, optimizer, total, alive_s)
+    trainer.checkpoint_manager.use_samples(loader.samples)
     if trainer.rank == run.server:
         Server(run).serve()
     else:

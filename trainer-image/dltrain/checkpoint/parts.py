@@ -25,7 +25,7 @@ class PartsFile:
     def read(self, name: str) -> Tensor:
         """Return a tensor in new main memory. Raise OSError if it cannot be read, even after retries."""
         dtype, shape = self.entries[name]
-        whole = torch.empty(shape, dtype=dtype)
+        whole = torch.empty(shape, dtype=dtype, device="cpu")
         for chunk in self.tensors[name].chunks if whole.numel() else ():
             rows = whole.narrow(0, chunk.begin, chunk.rows) if whole.dim() else whole
             self.read_rows(rows, chunk.file, name)

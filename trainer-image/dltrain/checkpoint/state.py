@@ -48,7 +48,7 @@ class Staging:
         """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
             self._held[name] = held
         self._sources.add(tensor.device)
         return held.copy_(tensor.detach(), non_blocking=True)
@@ -373,7 +373,7 @@ def load_together(
                 except OSError as error:
                     raise CheckpointVolumeError(stored.folder, error) from None
             else:
-                tensor = torch.empty(shape, dtype=dtypes[dtype])
+                tensor = torch.empty(shape, dtype=dtypes[dtype], device="cpu")
             process_group.broadcast_into(content(tensor), holder)
             yield entry, tensor
 

@@ -97,7 +97,7 @@ class TensorFile:
     def read(self, name: str) -> Tensor:
         """Return a tensor in new main memory. Raise OSError if the tensor cannot be read, even after retries."""
         dtype, shape = self.entries[name]
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         self.read_rows(tensor, name)
         return tensor
 

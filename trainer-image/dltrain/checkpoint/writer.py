@@ -75,6 +75,10 @@ class CheckpointManager:
         """True if every rank writes its part of the state. Set by ``resume``."""
         self._saved_at = time.monotonic()
         self._identity = ""
+        self._samples: int | None = None
+        """Number of samples in the dataset of the training, which checkpoints contain; None before ``use_samples``."""
+        self._resumed_samples: int | None = None
+        """Number of samples in the checkpoint from which the training resumed, until ``use_samples`` compares it."""
         self._memory: Writer | None = None
         self.copied_anywhere = False
         """True if any rank can copy the state to the memory of its pod. Otherwise no copy is ever due."""
@@ -187,6 +191,7 @@ class CheckpointManager:
             self._writer.checkpoints.release()
         if snapshot is None:
             return None
+        self._resumed_samples = snapshot.state.get("samples")  # a checkpoint of an older version lacks it
         if self.sharded:
             self._begun = snapshot.step
         if place is not None and stored is not None and self._writer is not None:
@@ -298,6 +303,18 @@ class CheckpointManager:
                 remedy = f"set {field} to its previous value, or use another checkpoint volume"
                 raise BadInputError(field, str(here), expected, remedy)
 
+    def use_samples(self, samples: int) -> None:
+        """Store the number of samples in the dataset of the training. Call it before the first step.
+
+        The place in the dataset after a step, and the epoch, follow from the number of the step and this number. Raise
+        BadInputError if the checkpoint from which the training resumed is of another number of samples.
+        """
+        resumed, self._samples, self._resumed_samples = self._resumed_samples, samples, None
+        if resumed not in (None, samples):
+            expected = f"{resumed} samples, as in the checkpoint in {checkpoint_place(self.plan)}"
+            remedy = "restore the former data, or use another checkpoint volume to train from the beginning"
+            raise BadInputError("dataset", f"{samples} samples", expected, remedy)
+
     def save(
         self,
         step: int,
@@ -334,7 +351,7 @@ class CheckpointManager:
             writers.append(self._memory)
         began = time.monotonic()
         if writers:
-            agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
+            agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed, "samples": self._samples}
             if self.sharded and self._writer is not None:
                 self._writer.wait()  # ranks have the previous checkpoint complete at different times
                 kept = kept if self.process_group.rank == 0 else None

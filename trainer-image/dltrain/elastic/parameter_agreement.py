@@ -33,7 +33,7 @@ def _odd(device: torch.device) -> Tensor:
     factor.
     """
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
-    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu").bitwise_or_(1).to(device)
 
 
 @torch.no_grad()

@@ -148,7 +148,7 @@ def _reduce_gradients(parameters: list[torch.Tensor], op: ReduceOp, sparse_as_de
     Horovod.
     """
     for bucket in _buckets(parameters):
-        flat = torch.empty(sum(p.numel() for p in bucket), dtype=_reduced_in(bucket[0].dtype))
+        flat = torch.empty(sum(p.numel() for p in bucket), dtype=_reduced_in(bucket[0].dtype), device="cpu")
         parts = torch.split(flat, [p.numel() for p in bucket])
         for parameter, part in zip(bucket, parts, strict=True):
             part.copy_(_dense(parameter, sparse_as_dense).reshape(-1)) if parameter.grad is not None else part.zero_()

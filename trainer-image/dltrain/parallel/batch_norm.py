@@ -133,13 +133,13 @@ class _Normalize(torch.autograd.Function):
                 "rank with samples. Increase the local batch sizes"
             )
         g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
-        sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
-        values = ctx.ranks.sum(sums.tolist())
+        sums = (torch.cat([g, gx]).double() * own).tolist() if own else [0.0] * (2 * len(g))
+        values = ctx.ranks.sum(sums)
         if not own:
             return torch.zeros_like(gradient, dtype=narrow), None, None, None  # this rank's weight is 0
         mean, slope = (
             part.to(gradient).view(ctx.shape)
-            for part in (torch.tensor(values, dtype=torch.float64) / (own * ctx.count)).chunk(2)
+            for part in (torch.tensor(values, dtype=torch.float64, device="cpu") / (own * ctx.count)).chunk(2)
         )
         scale = inverse if weight is None else inverse * weight
         dx = (gradient - mean - normal * slope) * scale.view(ctx.shape)

@@ -238,4 +238,5 @@ def fill(numbers: Tensor, values: Sequence[float]) -> None:
 
     torch keeps pinned memory alive until the copy has finished.
     """
-    numbers.copy_(torch.tensor(values, dtype=numbers.dtype, pin_memory=numbers.is_cuda), non_blocking=True)
+    made = torch.tensor(values, dtype=numbers.dtype, device="cpu", pin_memory=numbers.is_cuda)
+    numbers.copy_(made, non_blocking=True)

@@ -188,7 +188,9 @@ class OptimizerParallel(DataParallel):
         steps = dict(zip(self.buffer.parameters, agreed[len(_STATE) :], strict=True))
         if max(steps.values(), default=-1) >= 0:
             states = {
-                indices[p]: states[indices[p]] | {"step": torch.tensor(steps[p])} for p in trained if steps[p] >= 0
+                indices[p]: states[indices[p]] | {"step": torch.tensor(steps[p], device="cpu")}
+                for p in trained
+                if steps[p] >= 0
             }
         groups = optimizer.state_dict()["param_groups"]
         for group, members in zip(groups, self._groups, strict=True):

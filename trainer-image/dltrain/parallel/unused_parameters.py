@@ -43,7 +43,7 @@ class UnusedParameters:
         ``collective``: returns the collective with which ranks agree, for a list of buffers on a CPU.
         """
         self._buffer, self._reductions = buffer, reductions
-        self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64)
+        self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64, device="cpu")
         self._agreement = collective([self._votes])
         self._nodes = [accumulator(parameter) for parameter in buffer.parameters]
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}

@@ -264,6 +264,7 @@ class Trainer(HeldOut, ModelCalls):
         self._check_loop(accumulate=accumulate)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
+        self.checkpoint_manager.use_samples(loader.samples)
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
         sharded_data.ensure_divided(self._team, self.progress, loader, self.step)

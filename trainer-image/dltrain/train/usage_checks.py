@@ -97,7 +97,7 @@ def number(loss: Any) -> Tensor:
     Raise MisuseError if the loss is not a single number.
     """
     try:
-        found = torch.as_tensor(loss).detach()
+        found = loss.detach() if isinstance(loss, Tensor) else torch.as_tensor(loss, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise MisuseError(f"t.log: loss: found {type(loss).__name__}; expected a number") from None
     if found.numel() != 1:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,12 @@ INDEX = re.compile(r"__index_level_\d+__")
 """Name of the column in which pandas stores the index of a data frame."""
 MIN_CELL_NBYTES = 2
 """Bytes that a cell takes in a CSV file, at least. A column of one repeated value takes nearly none in Parquet."""
+CELL_OVERHEAD_NBYTES = 8
+"""Bytes that a cell takes in an uncompressed page beside its text, at most: a length, or an index and its level."""
+AS_DICTIONARY = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
+"""Encodings of which pyarrow can read each different text once."""
+MEASURED_ROWS = 1024
+"""Number of rows whose texts are decoded at once to measure a column with another encoding."""
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -46,6 +52,7 @@ def read_parquet(path: Path) -> Table:
     schemas = [_schema(file, parquet, pyarrow) for file in files]
     _check_columns(path, files, schemas)
     try:
+        _check_texts(path, files, parquet, pyarrow)
         table = parquet.read_table(path)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if other := _other_type(files, schemas):
@@ -100,6 +107,70 @@ def _check_columns(path: Path, files: Sequence[Path], schemas: Sequence[tuple[in
             f"{path}: found {cells:,} cells; expected at most {MAX_NBYTES // MIN_CELL_NBYTES:,}. Pass a random sample "
             "of the rows."
         )
+
+
+def _check_texts(path: Path, files: Sequence[Path], parquet: Any, pyarrow: Any) -> None:
+    """Raise DataError if a table has more bytes of texts than a CSV file may have.
+
+    A file has each different text of a column once, so that some kilobytes may be gigabytes of texts. None of them is
+    decoded here more than once.
+    """
+    for sizes in (_different_nbytes(files, parquet), _text_nbytes(files, parquet, pyarrow)):
+        found = 0
+        for nbytes in sizes:
+            found += nbytes
+            if found > MAX_NBYTES:
+                raise DataError(
+                    f"{path}: found more than {MAX_NBYTES / 2**20:,.0f} MiB of texts, counting a repeated one each "
+                    "time; expected at most this. Pass a random sample of the rows, or remove columns of long texts."
+                )
+
+
+def _different_nbytes(files: Sequence[Path], parquet: Any) -> Iterator[int]:
+    """Yield the least bytes of the different texts in each column of a group of rows."""
+    for file in files:
+        with parquet.ParquetFile(file) as opened:
+            for chunk in _chunks_of_texts(opened):
+                yield max(0, chunk.total_uncompressed_size - CELL_OVERHEAD_NBYTES * chunk.num_values)
+
+
+def _text_nbytes(files: Sequence[Path], parquet: Any, pyarrow: Any) -> Iterator[int]:
+    """Yield the bytes of the texts in all cells, for one group of rows after the other."""
+    from pyarrow import compute
+
+    for file in files:
+        with parquet.ParquetFile(file) as opened:
+            names = {field.name for field in opened.schema_arrow if _is_text(field.type, pyarrow.types)}
+            chunks = list(_chunks_of_texts(opened))
+        columns = {chunk.path_in_schema for chunk in chunks}
+        # Texts in lists and objects are decoded some rows at a time, too.
+        others = {c.path_in_schema for c in chunks if set(c.encodings) - AS_DICTIONARY} | (columns - names)
+        coded = sorted(columns - others)
+        with parquet.ParquetFile(file, read_dictionary=coded) as opened:
+            for group in range(opened.num_row_groups if coded else 0):
+                for column in opened.read_row_group(group, columns=coded).columns:
+                    for chunk in column.chunks:
+                        lengths = compute.binary_length(chunk.dictionary)
+                        yield compute.sum(compute.take(lengths, chunk.indices)).as_py() or 0
+            if others:
+                for batch in opened.iter_batches(MEASURED_ROWS, columns=sorted(others)):
+                    yield batch.nbytes
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    """Return True for a column of texts or binary data, also if its type is a dictionary. ``kind``: its Arrow type."""
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    large = types.is_large_string(kind) or types.is_large_binary(kind)
+    return bool(large or types.is_string(kind) or types.is_binary(kind) or "_view" in str(kind))
+
+
+def _chunks_of_texts(opened: Any) -> Iterator[Any]:
+    """Yield the metadata of each column of texts or binary data, in each group of rows."""
+    for group in map(opened.metadata.row_group, range(opened.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.physical_type == "BYTE_ARRAY":
+                yield chunk
 
 
 def _other_type(files: Sequence[Path], schemas: Sequence[tuple[int, dict[str, str]]]) -> str:

@@ -170,6 +170,68 @@ def test_a_small_file_with_far_too_many_cells_is_an_error(tmp_path: Path, monkey
         read_parquet(write(tmp_path / "a.parquet"))
 
 
+TEXT = "x" * 20_000
+HEAP = pa.default_memory_pool()
+POOL = pa.proxy_memory_pool(HEAP)
+"""Arrow's memory while a test reads a file. It must live as long as what it has allocated."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "encoding"),
+    [
+        (pa.string(), "c", "RLE_DICTIONARY"),
+        (pa.string(), "c.d", "RLE_DICTIONARY"),
+        (pa.binary(), "c", "RLE_DICTIONARY"),
+        (pa.dictionary(pa.int32(), pa.string()), "c", "RLE_DICTIONARY"),
+        (pa.large_string(), "c", "PLAIN"),
+        (pa.string(), "c", "DELTA_BYTE_ARRAY"),
+        (pa.string(), "c", "DELTA_LENGTH_BYTE_ARRAY"),
+    ],
+)
+def test_repeated_long_texts_are_an_error_before_they_take_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, encoding: str
+) -> None:
+    """Fixed bug: a file of some kilobytes became gigabytes of texts."""
+    limit = 50 * len(TEXT)
+    monkeypatch.setattr("dljob.suggest.reading.parquet.MAX_NBYTES", limit)
+    monkeypatch.setattr("dljob.suggest.reading.parquet.MEASURED_ROWS", 8, raising=False)
+    texts = [TEXT.encode() if kind == pa.binary() else TEXT, None] * (ROWS // 2)
+    coded = encoding == "RLE_DICTIONARY"
+    how: dict[str, Any] = {"use_dictionary": coded, "column_encoding": None if coded else {name: encoding}}
+
+    def written(times: int) -> Path:
+        path = tmp_path / f"{times}.parquet"
+        table = pa.table({name: pa.array(texts * times, kind), "target": pa.array([1] * times * ROWS)})
+        parquet.write_table(table, path, row_group_size=2 * ROWS, compression="zstd", **how)
+        return path
+
+    if kind != pa.binary():  # which is no text
+        assert sum(map(len, read_parquet(written(2)).column(name))) == 40 * len(TEXT)
+    large = written(20)
+    assert large.stat().st_size < limit / 10
+    pa.set_memory_pool(POOL)
+    try:
+        with pytest.raises(DataError, match=r"found more than 1 MiB of texts.*Pass a random sample"):
+            read_parquet(large)
+    finally:
+        pa.set_memory_pool(HEAP)
+    assert POOL.max_memory() < 2 * limit, "the texts take 8 times the limit"
+
+
+def test_repeated_texts_of_a_folder_and_of_lists_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dljob.suggest.reading.parquet.MAX_NBYTES", 100 * len(TEXT))
+    for i in range(3):
+        write(tmp_path / "folder" / f"{i}.parquet", c=pa.array([TEXT] * ROWS))
+    with pytest.raises(DataError, match="found more than 2 MiB of texts"):
+        read_parquet(tmp_path / "folder")
+    with pytest.raises(DataError, match="found more than 2 MiB of texts"):
+        read_parquet(write(tmp_path / "list.parquet", c=pa.array([[TEXT] * 3] * ROWS)))
+    with pytest.raises(DataError, match="column 'c': found a list"):
+        read_parquet(write(tmp_path / "short.parquet", c=pa.array([[TEXT] * 2] * ROWS)))
+    decimals = write(tmp_path / "decimal.parquet", c=pa.array([Decimal("1.50"), None] * 20))
+    assert read_parquet(decimals).column("c")[:2] == ["1.50", ""]
+
+
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="pip install pyarrow"):

@@ -307,7 +307,7 @@ class _Reader(StorageReader):
     @torch.no_grad()
     def _read(self, target: Tensor, part: str, name: str, first: int) -> None:
         direct = target.device.type == "cpu" and target.is_contiguous()
-        rows = target if direct else torch.empty(target.shape, dtype=target.dtype)
+        rows = target if direct else torch.empty(target.shape, dtype=target.dtype, device="cpu")
         self._parts.read_rows(rows, part, name, first)
         if not direct:
             target.copy_(rows)

@@ -82,13 +82,13 @@ class _Run(Run):
         bounds = chunks(buffer.numel(), size)
         start, stop = bounds[rank]
         self._buffer, self._mine = buffer, slice(start, stop)
-        self._wire = torch.zeros(buffer.numel(), dtype=dtype)
+        self._wire = torch.zeros(buffer.numel(), dtype=dtype, device="cpu")
         """Rounded numbers: first this rank's numbers, for the parts that other ranks sum, and later the totals of all
         parts."""
         self._residual = torch.zeros_like(buffer)
         """Rounding errors of what this rank sends: its numbers for the parts that other ranks sum, and its own part's
         total."""
-        self._received = torch.zeros((size, stop - start), dtype=dtype)
+        self._received = torch.zeros((size, stop - start), dtype=dtype, device="cpu")
         self._others = [(rank + i) % size for i in range(1, size)]
         wire, received = _numbers(self._wire), _numbers(self._received)
         parts = {peer: wire[slice(*bounds[peer])] for peer in range(size)}

@@ -255,7 +255,7 @@ class Feed:
             return
         count = min(loader.max_workers, max(1, ceil(SPARE * fetched_s / max(between_s, 1e-9))))
         try:
-            self._starting = Workers(loader.source, count, loader.room_nbytes)
+            self._starting = Workers(loader.source, count, loader.room_nbytes, in_main_memory=True)
         except (ValueError, MemoryError, OSError) as error:
             self._stay(str(error))
 

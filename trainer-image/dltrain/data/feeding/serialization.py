@@ -59,15 +59,20 @@ def send(connection: socket.socket, head: bytes, content: Any) -> None:
         os.close(fd)
 
 
-def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> int:
+class DeviceTensorError(Exception):
+    """The object has a tensor that is not in main memory."""
+
+
+def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0, *, in_main_memory: bool = False) -> int:
     """Serialize an object into shared memory. Return a descriptor that can be sent to any number of processes.
 
     ``room_nbytes``: limit on the memory of the serialized object and its copies in ``receivers`` processes; None: no
-    limit. Raise MemoryError above the limit, and any error of pickling the object.
+    limit. ``in_main_memory``: True to refuse tensors on other devices. Raise MemoryError above the limit,
+    DeviceTensorError for such a tensor, and any error of pickling the object.
     """
     fd = os.memfd_create("dltrain")
     try:
-        _write(fd, content, room_nbytes, receivers)
+        _write(fd, content, room_nbytes, receivers, in_main_memory=in_main_memory)
     except BaseException:
         os.close(fd)
         raise
@@ -97,8 +102,12 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     maps_views = False
     """True to map the file of a large view of a numpy.memmap again. Otherwise the view is copied."""
+    in_main_memory = False
+    """True to refuse tensors on other devices."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if self.in_main_memory and isinstance(obj, Tensor) and obj.device.type != "cpu":
+            raise DeviceTensorError(f"found a tensor on {obj.device}")
         # A mapped file may be larger than the memory, so the receiver maps it again.
         if type(obj) is np.memmap and _of_a_file(obj, views=self.maps_views):
             layout, mode = "C" if obj.flags.c_contiguous else "F", "r" if obj.mode == "r" else "r+"
@@ -145,17 +154,18 @@ def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...
     return np.memmap(name, dtype, mode, offset, shape, layout)
 
 
-def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
+def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int, *, in_main_memory: bool) -> None:
     """Write an object to ``fd``: the number of parts, the lengths of the parts, and the parts.
 
     The parts are the pickle and its out-of-band buffers. Each part begins at a multiple of 64 bytes. ``room_nbytes``
-    and ``receivers``: limit on the memory of the object and of its copies in so many processes.
+    and ``receivers``: limit on the memory of the object and of its copies in so many processes. ``in_main_memory``:
+    see ``pack``.
     """
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()
     pickler = _Pickler(skeleton, protocol=5, buffer_callback=buffers.append)
     # A dataset may consist of parts of a large file. A batch is copied, so that the sender reads it from the disk.
-    pickler.maps_views = receivers > 0
+    pickler.maps_views, pickler.in_main_memory = receivers > 0, in_main_memory
     pickler.dump(content)
     parts = [skeleton.getbuffer(), *(buffer.raw() for buffer in buffers)]
     needed = (

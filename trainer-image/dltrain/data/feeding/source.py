@@ -68,7 +68,7 @@ def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # read-only arrays are safe: batches are copies
-            return tuple(torch.as_tensor(part) for part in arrays)
+            return tuple(part if isinstance(part, Tensor) else torch.as_tensor(part, device="cpu") for part in arrays)
     except (TypeError, ValueError) as error:
         raise MisuseError(
             f"dataset: found an array that torch cannot convert ({error}); expected a tuple of tensors or arrays of "
@@ -175,9 +175,15 @@ class Source:
 
         Raise SampleError with the number of the sample that failed.
 
+        New tensors are in main memory, whatever torch's default device is in the script. Otherwise, the rank would draw
+        random numbers on another device than its data workers, which use no device.
+
         Loading from a ``foreign`` dataset changes the state of the process's random generators. The context manager
         ``randomness.undisturbed`` restores this state.
         """
+        if torch.get_default_device() != randomness.CPU:
+            with randomness.CPU:
+                return self.make(request)
         if self.ours:
             return list(self.dataset.train(request.indices))
         if not self.foreign:

@@ -32,17 +32,21 @@ class Workers:
     Different threads may call ``ask`` and ``get``.
     """
 
-    def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
+    def __init__(
+        self, source: Source, count: int, room_nbytes: int | None = None, *, in_main_memory: bool = False
+    ) -> None:
         """Start the processes without waiting for them.
 
-        ``room_nbytes``: memory limit for all copies of the dataset, in bytes; None: no limit. Raise ValueError if the
-        dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError if a process cannot be
-        started.
+        ``room_nbytes``: memory limit for all copies of the dataset, in bytes; None: no limit. ``in_main_memory``: True
+        if the dataset must have no tensor on a GPU, which each worker would open too. Raise ValueError if it has one,
+        or if the dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError if a process cannot
+        be started.
         """
         self._tickets = itertools.count(1)
         self._closing = False
         self._oom_kills = cgroup.oom_kills()
-        packed = _packed(source, room_nbytes, count)  # once for all workers; before any process, because it may fail
+        # once for all workers; before any process, because it may fail
+        packed = _packed(source, room_nbytes, count, in_main_memory=in_main_memory)
         try:
             self._forker = WorkerForker(count)
             try:
@@ -170,9 +174,14 @@ class _Worker:
         self.child.close()
 
 
-def _packed(source: Source, room_nbytes: int | None, count: int) -> int:
+def _packed(source: Source, room_nbytes: int | None, count: int, *, in_main_memory: bool) -> int:
     try:
-        return serialization.pack(source, room_nbytes, count)
+        return serialization.pack(source, room_nbytes, count, in_main_memory=in_main_memory)
+    except serialization.DeviceTensorError as error:
+        raise ValueError(
+            f"dataset: {error}, which each worker would open too. Move its tensors to the CPU: batches are copied to "
+            "the rank's device"
+        ) from error
     except MemoryError as error:
         raise MemoryError(f"the dataset's copies for data-loading workers do not fit into memory: {error}") from error
     except OSError:

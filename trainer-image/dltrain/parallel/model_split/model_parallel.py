@@ -325,7 +325,7 @@ class ModelParallel(DataParallel):
                 if part_of is None or tensor.dim() != len(shape):  # or a scalar such as Adam's ``step``
                     whole[entry] = tensor
                 else:
-                    there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))
+                    there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype, device="cpu"))
                     there.index_copy_(part_of.dim, part_of.index, tensor)
         return whole
 

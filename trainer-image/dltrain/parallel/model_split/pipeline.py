@@ -153,7 +153,7 @@ class Pipeline(ModelParallel):
                 comm = self.replicas.own.comm.Split(int(self.stage in holders), self.stage)
                 if self.stage in holders:
                     own = self._own[name]
-                    found.append((own, MpiAllreduce(comm, [torch.empty(own.numel(), dtype=own.dtype)])))
+                    found.append((own, MpiAllreduce(comm, [torch.empty(own.numel(), dtype=own.dtype, device="cpu")])))
         return found
 
     def run(
@@ -193,7 +193,7 @@ class Pipeline(ModelParallel):
             out, begin = outs.pop(i), ins.pop(i)
             gradient = None
             if self.stage < self.stages - 1:
-                room = torch.empty(out.shape, dtype=out.dtype)
+                room = torch.empty(out.shape, dtype=out.dtype, device="cpu")
                 self._neighbours.receive(room, self.stage + 1)
                 gradient = room.to(self._device)
             with nullcontext() if i == len(parts) - 1 else self.accumulating():
@@ -230,7 +230,7 @@ class Pipeline(ModelParallel):
         """
         if not self.stage:
             return x
-        room = torch.empty((len(x), *self._shape_in), dtype=self._dtype_in)
+        room = torch.empty((len(x), *self._shape_in), dtype=self._dtype_in, device="cpu")
         self._neighbours.receive(room, self.stage - 1)
         return room.to(self._device).requires_grad_()
 

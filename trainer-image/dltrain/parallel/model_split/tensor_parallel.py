@@ -121,7 +121,7 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
-        columns = torch.arange(units.start * width, units.stop * width)
+        columns = torch.arange(units.start * width, units.stop * width, device="cpu")
         rows = torch.cat([block * pair.units * width + columns for block in range(pair.blocks)])
         for first in pair.firsts:
             held[f"{first}.weight"] = Cut(0, rows)

@@ -327,4 +327,4 @@ def torch_data_parallel(plan: Plan, process_group: ProcessGroup, model: nn.Modul
 def _norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of all gradients together, on their device."""
     norms = [norm.double() for norm in torch._foreach_norm(list(gradients))]
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device="cpu")

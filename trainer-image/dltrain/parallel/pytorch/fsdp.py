@@ -359,7 +359,7 @@ class FullyShardedParallel(Strategy):
     ) -> tuple[Tensor, Tensor, int]:
         parameter = _divided_like(optimizer, index, shape)
         if parameter is None:
-            whole = torch.empty(shape, dtype=dtype)
+            whole = torch.empty(shape, dtype=dtype, device="cpu")
             return whole, whole, 0
         part = torch.empty_like(parameter.to_local(), dtype=dtype, requires_grad=False)
         return like(parameter, part), part, self._first_row(shape[0])

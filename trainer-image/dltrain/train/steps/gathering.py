@@ -92,7 +92,7 @@ def averaged(value: Tensor, participants: Participants) -> Tensor:
     weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
     weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
-    total = _sum(torch.cat([weighed.reshape(-1), torch.tensor([weight], dtype=torch.float64)]), participants)
+    total = _sum(torch.cat([weighed.reshape(-1), content.new_tensor([weight])]), participants)
     mean = (total[:-1] / total[-1]).reshape(value.shape)
     return mean.to(value.device, value.dtype if value.is_floating_point() else torch.float32)
 
