@@ -80,14 +80,19 @@ def metered(cluster: FakeCluster, operator: Operator, meter: Meter) -> None:
 
 
 class Bench:
-    def __init__(self, jobs: int, reports: int) -> None:
-        self._cluster, self._reports, self._meter = FakeCluster(), reports, Meter()
+    def __init__(self, jobs: int, reports: int, spec: dict[str, Any] = SPEC) -> None:
+        self._cluster, self._reports, self._meter, self._spec = FakeCluster(), reports, Meter(), spec
         for i in range(jobs * PODS):
             self._cluster.node(f"n{i}", T4, 1)
         self._operator = Operator(self._cluster)
         metered(self._cluster, self._operator, self._meter)
         self._names = [f"job-{i}" for i in range(jobs)]
         self.figures: dict[str, float] = {}
+
+    @property
+    def objects(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """The objects on the API server, by plural name of their kind, namespace and name."""
+        return self._cluster.api.objects
 
     async def run(self) -> None:
         """Run all phases. Store reconciles per second of processor time in ``figures``, by phase."""
@@ -113,7 +118,7 @@ class Bench:
 
     async def _start(self) -> None:
         cluster, free = self._cluster, iter(range(len(self._names) * PODS))
-        keys = [cluster.submit(name, **SPEC) for name in self._names]
+        keys = [cluster.submit(name, **self._spec) for name in self._names]
         await self._settle()
         for key in keys:
             pods = await self._meter.leave_out(cluster.create_pods(key))
