@@ -147,6 +147,8 @@ class Run:
                 await self._react()
             with step("finish"):
                 await self._finish()
+            if options.profile:  # A killed process would not write its statistics.
+                await asyncio.to_thread(self._operators[1].stop)
         except BaseException:
             if self.figures:  # a run of an hour must not lose them
                 self._progress.say(f"figures so far:\n{table(self.figures)}")
