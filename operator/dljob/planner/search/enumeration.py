@@ -19,7 +19,7 @@ from dljob.planner.search.objective import meets_all, scores
 from dljob.planner.search.objective import tolerance as equally_good
 from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.rows import Integers, Rows, joined
-from dljob.planner.search.screen import Screen, Screened
+from dljob.planner.search.screen import NOTHING, Screen, Screened
 from dljob.planner.search.screen import joined as joined_predictions
 from dljob.planner.types import CollectiveName, Request
 
@@ -70,9 +70,9 @@ class Search:
         self._cpus = np.array([charged_cpus(o, request) for o in options])
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
-        self._seen = np.zeros(0, dtype=np.int64)
+        self._seen = np.array([np.iinfo(np.int64).max])  # in rising order, with an end that is no row's hash
         self.rows: Rows = self._types.empty(0)
-        self.found: Screened = screen.screen(self.rows)
+        self.found: Screened = NOTHING
         self.scores: NDArray[np.float64] = np.zeros(0)
 
     def run(self) -> None:
@@ -87,12 +87,14 @@ class Search:
         best = [int(members[self._best_alone(members)]) for members in self._types.members]
         fewest = [int(members[self._per_node[members].argmin()]) for members in self._types.members]
         self._look(joined([*self._mixes(best), self._at_bounds(fewest)]))
+        done = set[int]()
         for _ in range(ROUNDS):
             before = self.scores.min(initial=np.inf)
-            top = np.argsort(self.scores, kind="stable")[:SEEDS]
-            if not len(top):
+            top = [i for i in np.argsort(self.scores, kind="stable")[:SEEDS].tolist() if i not in done]
+            if not top:
                 break
-            self._look(joined([rows for i in top.tolist() for rows in self._neighbours(i, best)]))
+            self._look(joined([rows for i in top for rows in self._neighbours(i, best)]))
+            done.update(top)
             if not self.scores.min(initial=np.inf) < before:
                 break
 
@@ -231,20 +233,23 @@ class Search:
         Append them to ``rows``, their predictions to ``found``, and their scores to ``scores``.
         """
         most = self.request.nodes_max or int(self._most.sum())
-        possible = (rows.nodes >= rows.of(self._least, 0)).all(axis=0)
-        possible &= (rows.total_nodes >= max(1, self.request.nodes_min)) & (rows.total_nodes <= most)
+        possible = (rows.total_nodes >= max(1, self.request.nodes_min)) & (rows.total_nodes <= most)
+        if (self._least > 1).any():
+            possible &= (rows.nodes >= rows.of(self._least, 0)).all(axis=0)
         for per_node, gpus in self._gpu_limits:
             possible &= rows.summed(per_node) <= gpus
         if self.request.cpus_max is not None:
             possible &= rows.summed(self._cpus) <= self.request.cpus_max
         if self.request.refused_ranks:
             possible &= ~np.isin(rows.summed(self._per_node), sorted(self.request.refused_ranks))
-        rows = rows[possible]
+        rows = rows if possible.all() else rows[possible]
         keys, first = np.unique(rows.summed(self._hashing), return_index=True)
-        fresh = rows[np.sort(first[~np.isin(keys, self._seen)])]
+        before = np.searchsorted(self._seen, keys)
+        is_fresh = self._seen[before] != keys
+        fresh = rows[np.sort(first[is_fresh])]
         if not len(fresh):
             return
-        self._seen = np.concatenate([self._seen, keys])
+        self._seen = np.insert(self._seen, before[is_fresh], keys[is_fresh])
         seen = self.screen.screen(fresh)
         self.rows = joined([self.rows, fresh])
         self.scores = np.concatenate([self.scores, scores(self.request, seen)])
@@ -288,9 +293,9 @@ class Search:
         ordered = self.rows[order]
         return equally_good(ordered.summed(self._devices), ordered.total_nodes, 0)
 
-    def collectives_of(self, rows: Rows) -> list[CollectiveName]:
-        """Return, for each row (candidate), the collective with the fastest step by the approximate evaluation."""
-        return [self.screen.collectives[i] for i in self.screen.screen(rows).collective.tolist()]
+    def collective_of(self, at: int) -> CollectiveName:
+        """Return the collective of the row ``at`` with the fastest step by the approximate evaluation."""
+        return self.screen.collectives[int(self.found.collective[at])]
 
 
 def _repeated(rows: Rows, nodes: Integers) -> Rows:
