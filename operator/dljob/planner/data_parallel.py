@@ -166,7 +166,7 @@ class _Known:
     """The candidates that were evaluated exactly so far, with their approximate evaluations.
 
     A search on GPUs for another precision, or with activation checkpointing, need not evaluate candidates that cannot
-    win. On CPUs, plans that are much slower can win, because they use fewer cores (``objective.tolerance``).
+    win. On CPUs, plans that are much slower can win, because they use fewer cores (``objective.without_idle_cpus``).
     """
 
     def __init__(self, request: Request) -> None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from dljob.cluster.catalogue import vendor
 from dljob.planner.candidates.options import Option
-from dljob.planner.search.objective import meets_all, scores
-from dljob.planner.search.objective import tolerance as equally_good
+from dljob.planner.search.objective import meets_all, scores, without_idle_cpus
 from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.rows import Integers, Rows, joined
 from dljob.planner.search.screen import NOTHING, Screen, Screened
@@ -259,18 +258,25 @@ class Search:
         """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
         The others are the row with the fewest GPUs or CPUs among those within the relative ``tolerance`` of the best
-        score that meet the deadline (of all of them, if none meets it), the best row of each of ``count`` sets of
-        devices, and rows with the best set of devices but other numbers of nodes.
+        score that meet the deadline (of all of them, if none meets it), on CPUs the row that replaces it if more CPUs
+        save too little time, the best row of each of ``count`` sets of devices, and rows with the best set of devices
+        but other numbers of nodes.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
         if not len(order):
             return []
         picked = dict.fromkeys(order[:count].tolist())
-        near = order[self.scores[order] <= self.scores[order[0]] * self._tolerance(order, tolerance)]
-        in_time = meets_all(self.request, self.found.step_p90_s[near])
-        near = near[in_time] if in_time.any() else near
-        picked[int(near[np.argmin(self.rows[near].summed(self._devices))])] = None
+        able = order[meets_all(self.request, self.found.step_p90_s[order])]
+        near = able[self.scores[able] <= self.scores[order[0]] * (1 + tolerance)]
+        if not len(near):
+            able, near = order, order[self.scores[order] <= self.scores[order[0]] * (1 + tolerance)]
+        start = int(np.argmin(self.rows[near].summed(self._devices)))
+        picked[int(near[start])] = None
+        if self.request.minimize == "Time" and not self.options[0].pool.is_gpu:
+            rows, at = self.rows[able], int(np.flatnonzero(able == near[start])[0])
+            cpus = rows.summed(self._devices)
+            picked[int(able[without_idle_cpus(self.scores[able], cpus, rows.total_nodes, at)])] = None
         ordered = self.rows[order]
         kinds = np.where(ordered.used, self._hashing[ordered.option], 0).sum(axis=0)
         best = order[kinds == kinds[0]]
@@ -282,16 +288,6 @@ class Search:
         """Return feasible rows (candidates) that are promising trade-offs between time, energy and cost."""
         found: list[int] = promising(self.found, MAX_SHOWN).tolist()
         return found
-
-    def _tolerance(self, order: NDArray[np.intp], tolerance: float) -> NDArray[np.float64]:
-        """Return for each row the factor on the best score up to which the row counts as equally good.
-
-        ``order``: indices of rows, the best first. ``tolerance``: relative tolerance of rows with equally many CPUs.
-        """
-        if self.request.minimize != "Time" or self.options[0].pool.is_gpu:
-            return np.full(len(order), 1 + tolerance)
-        ordered = self.rows[order]
-        return equally_good(ordered.summed(self._devices), ordered.total_nodes, 0)
 
     def collective_of(self, at: int) -> CollectiveName:
         """Return the collective of the row ``at`` with the fastest step by the approximate evaluation."""
