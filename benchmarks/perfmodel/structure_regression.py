@@ -65,7 +65,7 @@ def measured(make: Callable[[], Callable[[], None]]) -> Measured:
 
     This process has imported PyTorch but computed nothing, because PyTorch's threads do not survive a fork.
     """
-    cpu_s, grown_KiB = in_own_process(make)
+    cpu_s, grown_KiB, _ = in_own_process(make)
     if not cpu_s:
         raise SystemExit("a measuring process exited early; it may have run out of memory")
     return Measured(cpu_s, 1024 * grown_KiB)

@@ -24,6 +24,8 @@ LayerSizes: TypeAlias = tuple[str, *tuple[int, ...]]
 """Name and sizes of a layer (``ReferenceNet.layers``)."""
 MAX_STRUCTURES = 96
 """Maximum number of random networks (``dlcontract.structures``), so that their measurements fit into the document."""
+MAX_RANK_COUNTS = 3
+"""Maximum number of different numbers of ranks on which random networks are measured."""
 SEQUENCE = 1
 """Number of the sequence of random networks. Another sequence gets another number."""
 
@@ -144,6 +146,24 @@ class LinkRate(UntrustedRecord):
     peer: Label = ""
 
 
+StructureSeconds = Annotated[tuple[Annotated[float, Field(ge=0, le=1e5)], ...], Field(max_length=MAX_STRUCTURES)]
+StructureWatts = Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(max_length=MAX_STRUCTURES)]
+
+
+class StructuresOnRanks(UntrustedRecord):
+    """Measurements of some random networks (``dlcontract.structures.on_ranks``) on several ranks of one node.
+
+    Each rank computes on one core, with the whole batch of the network, and the ranks all-reduce the gradients. A
+    network without a measurement has the values 0.
+    """
+
+    ranks: Annotated[int, Field(ge=2, le=10_000)]
+    s: StructureSeconds
+    """Elapsed seconds of a training step, of the slowest rank."""
+    watts: StructureWatts = ()
+    """Mean power of the node's CPU packages due to all ranks; see ``MeasuredStructures.watts``."""
+
+
 class MeasuredStructures(UntrustedRecord):
     """Measurements of random networks, in the order of their sequence (``dlcontract.structures``), on one core.
 
@@ -151,10 +171,14 @@ class MeasuredStructures(UntrustedRecord):
     """
 
     sequence: int = SEQUENCE
-    s: Annotated[tuple[Annotated[float, Field(ge=0, le=1e5)], ...], Field(max_length=MAX_STRUCTURES)]
+    s: StructureSeconds
     """CPU seconds of a training step."""
     grown_KiB: Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=MAX_STRUCTURES)]
     """Peak memory of the process in KiB, minus its memory before the network was built."""
+    watts: StructureWatts = ()
+    """Mean power of the node's CPU packages due to the probe while the network trained. Empty: no readable counter."""
+    several: Annotated[tuple[StructuresOnRanks, ...], Field(max_length=MAX_RANK_COUNTS)] = ()
+    """The same networks on several ranks, for each number of ranks."""
 
 
 class HardwareMeasure(UntrustedRecord):

@@ -21,6 +21,10 @@ MAX_NBYTES = 384 * 2**20
 CLASSES = 10
 TRANSFORMER_EVERY = 3
 """One of so many networks is a transformer."""
+RANKS_EVERY, MAX_ON_RANKS = 5, 8
+"""One of so many networks is also measured on several ranks, and the maximum number of those."""
+MAX_RANK_NBYTES = 64 * 2**20
+"""Maximum bytes (``cost``) of a network that is measured on several ranks, so that several fit into the probe's pod."""
 _SEED = 15
 
 
@@ -37,6 +41,13 @@ def structures(count: int) -> tuple[ReferenceNet, ...]:
         if flops <= MAX_FLOPS and nbytes <= MAX_NBYTES:
             found[net] = None
     return tuple(found)
+
+
+def on_ranks(count: int) -> tuple[int, ...]:
+    """Return the positions of those of the first ``count`` networks that are also measured on several ranks."""
+    nets = structures(count)
+    small = [i for i in range(0, count, RANKS_EVERY) if cost(nets[i])[1] <= MAX_RANK_NBYTES]
+    return tuple(small[:MAX_ON_RANKS])
 
 
 def _one_of(draw: Random, values: Sequence[int]) -> int:

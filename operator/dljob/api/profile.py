@@ -167,6 +167,25 @@ MedianError = Annotated[
 ]
 
 
+class ProbedRanks(FiniteModel):
+    """Random networks that the probe trained on a number of ranks of one node, each on one core."""
+
+    ranks: Annotated[int, Field(ge=1, le=10_000, description="Number of ranks.")]
+    networks: Annotated[int, Field(ge=0, le=10**6, description="Number of measured networks.")]
+    error: Annotated[
+        MedianError, Field(description="Median error of the steps of networks that the fit did not see.")
+    ] = None
+    watts: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1e6,
+            description="Median power of the node's CPU packages due to these ranks. Unset: not measured, because no "
+            "counter (RAPL) is readable.",
+        ),
+    ] = None
+
+
 class RefittedRegression(FiniteModel):
     """The structure regression of a CPU type, refitted to random networks (dljob probe --structures)."""
 
@@ -191,6 +210,16 @@ class RefittedRegression(FiniteModel):
     time_error_before: Annotated[MedianError, Field(description="The same without this fit.")] = None
     memory_error: MedianError = None
     memory_error_before: Annotated[MedianError, Field(description="The same without this fit.")] = None
+    on_ranks: Annotated[
+        tuple[ProbedRanks, ...], Field(max_length=8, description="Errors and power by the number of ranks of a node.")
+    ] = ()
+    fits_ranks: Annotated[
+        bool,
+        Field(
+            description="True if steps on several ranks, without communication, count in the fit. They do if those "
+            "of networks that it did not see are then predicted better, and steps on one core no worse."
+        ),
+    ] = False
 
 
 class HardwareProfile(FiniteModel):

@@ -1,6 +1,6 @@
 """Format measured hardware as a table beside the data sheet. The module does no I/O."""
 
-from dljob.api.profile import HardwareProfile, ProbedLink, RefittedRegression
+from dljob.api.profile import HardwareProfile, ProbedLink, ProbedRanks, RefittedRegression
 from dljob.cli.tables import table
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
@@ -49,7 +49,19 @@ def _regression_lines(regression: RefittedRegression) -> list[str]:
         _error_row("memory", regression.memory_error_before, regression.memory_error, bool(regression.memory_factors)),
     ]
     title = f"median error on unseen networks, of {regression.networks}"
-    return ["", *(f"  {line}" for line in table([title, "BEFORE", "REFITTED", "PLANS USE"], rows))]
+    lines = table([title, "BEFORE", "REFITTED", "PLANS USE"], rows)
+    if regression.on_ranks:
+        lines += [
+            "",
+            *table(["ranks of a node", "NETWORKS", "ERROR", "POWER"], list(map(_ranks_row, regression.on_ranks))),
+        ]
+    return ["", *(f"  {line}".rstrip() for line in lines)]
+
+
+def _ranks_row(row: ProbedRanks) -> list[str]:
+    error = "" if row.error is None else f"{row.error:.1%}"
+    power = "not measured" if row.watts is None else f"{row.watts:.3g} W"
+    return [f"{row.ranks}", f"{row.networks}", error, power]
 
 
 def _error_row(name: str, before: float | None, after: float | None, used: bool) -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-import numpy as np
-
 from dlcontract import SERVERS
 from dljob.calibrate.learned import Learned
 from dljob.perf.step.input_data import Stored
@@ -96,7 +94,15 @@ def candidates(
     ]
     smallest: list[tuple[list[Option], Workload]] = []
     known = _Known(request)
+    plain: dict[tuple[tuple[str, ...], str, Strategy], tuple[Search, list[Part]]] = {}
     for pools, typed, strategy, needs_least, is_later in searches:
+        place = tuple(pool.device for pool in pools), typed.precision, strategy
+        if typed.recomputes and place in plain:
+            search, parts = plain[place]
+            least_s = float(search.scores.min())
+            if recomputation.cannot_pay(request, search.screen.workload, search.options, learned, least_s):
+                found += _again(request, parts, typed, learned, made)
+                continue
         is_gpu = any(pool.is_gpu for pool in pools)
         most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
         ways = [
@@ -110,21 +116,45 @@ def candidates(
         ]
         if needs_least:  # of memory
             smallest.append((ways, typed))
-        ways = [o for o in ways if largest_share(o, request.global_batch, request.storage) >= 1]
+        fitting = [o for o in ways if largest_share(o, request.global_batch, request.storage) >= 1]
+        ways, fit_all = fitting, len(fitting) == len(ways)
         if not ways:
             continue
         search = Search(ways, request, Screen(ways, request, typed))
         search.run()
         promising = known.promising(search) if is_later else _best(search)
-        rows = search.rows[np.array(promising, dtype=np.int64)]
-        for i, best in enumerate(search.collectives_of(rows)):
-            parts = ordered([Part(ways[option], n) for option, n in rows.pairs(i)])
+        for at in promising:
+            parts = ordered([Part(ways[option], n) for option, n in search.rows.pairs(at)])
+            if fit_all:
+                plain.setdefault(place, (search, parts))
             # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
-            names = collectives(request, parts) if i == 0 else (best,)
+            names = collectives(request, parts) if at == promising[0] else (search.collective_of(at),)
             tried = [_with_best_server(request, parts, name, typed) for name in names]
             found += tried
-            known.add(search, promising[i], [choice for _, choice in tried if isinstance(choice, Choice)])
+            known.add(search, at, [choice for _, choice in tried if isinstance(choice, Choice)])
     return found, refusals + memory_refusals(smallest, request)
+
+
+def _again(request: Request, parts: Sequence[Part], workload: Workload, learned: Constants, made: Made) -> list[Found]:
+    """Return a plan, the best one without activation checkpointing, with it. It is slower, and shown for comparison.
+
+    ``parts``: its groups of nodes, the fastest first. ``workload``: with activation checkpointing.
+    """
+    found = []
+    for part in parts:
+        o = part.option
+        same = [
+            each
+            for layout in layouts(o.pool, request)
+            if layout.ranks == o.ranks_per_node and (o.pool.is_gpu or layout.cores == o.cores)
+            for each in options_of(o.pool, layout, workload, request, learned, made)
+            if (each.nodes, each.min_nodes, each.machine_nodes) == (o.nodes, o.min_nodes, o.machine_nodes)
+        ]
+        if not same:
+            return []
+        found.append(Part(_accumulated(replace(same[0], strategy=o.strategy), request), part.nodes))
+    parts = ordered(found)
+    return [_with_best_server(request, parts, collectives(request, parts)[0], workload)]
 
 
 def _best(search: Search) -> list[int]:
@@ -136,7 +166,7 @@ class _Known:
     """The candidates that were evaluated exactly so far, with their approximate evaluations.
 
     A search on GPUs for another precision, or with activation checkpointing, need not evaluate candidates that cannot
-    win. On CPUs, plans that are much slower can win, because they use fewer cores (``objective.tolerance``).
+    win. On CPUs, plans that are much slower can win, because they use fewer cores (``objective.without_idle_cpus``).
     """
 
     def __init__(self, request: Request) -> None:

@@ -8,17 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, MeasuredStructures, TimedStep
-from dlcontract.structures import structures
+from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, MeasuredStructures, StructuresOnRanks, TimedStep
+from dlcontract.structures import on_ranks, structures
 from dljob.calibrate.hardware import compared, workload, workload_of
-from dljob.calibrate.structures import refitted
+from dljob.calibrate.structures import includes_ranks, refitted
+from dljob.cli.hardware_tables import hardware_table
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import NOMINAL, Device, TermFactors
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.job.probes.hardware import hardware_body, hardware_of, hardware_profile
 from dljob.job.profiles import learned_by_model
 from dljob.perf.resources import memory
+from dljob.perf.step.communication import SHARED_MEMORY_LATENCY_S, Link
 from dljob.perf.step.compute import PART_OF_TERM, catalogue_curve, update_s
+from dljob.perf.step.core_scaling import CoreUse
+from dljob.perf.step.step import OVERLAP_EFFICIENCY, step
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Decision, Learned
@@ -175,3 +179,90 @@ def test_padded_channels_take_no_time_without_a_refit_and_may_take_none_with_it(
 def test_every_term_belongs_to_a_part_that_the_reference_networks_measure() -> None:
     assert set(PART_OF_TERM) == set(structure.HOST_S) | set(structure.TIME_S)
     assert set(PART_OF_TERM.values()) <= set(vars(NOMINAL))
+
+
+LINK = Link(SHARED_MEMORY_LATENCY_S, CORE.peer_bandwidth_Bps, CORE.memory_bandwidth_Bps / 3)
+
+
+def with_ranks(found: HardwareMeasure, ranks: int, factors: TermFactors = (), watts: float = 0.0) -> HardwareMeasure:
+    """Return the document with steps on ``ranks`` ranks of a node with 64 cores, whose memory keeps up with 32."""
+    assert found.structures is not None
+    seconds = []
+    for i in on_ranks(len(found.structures.s)):
+        net = structures(len(found.structures.s))[i]
+        table, use = workload_of(net), CoreUse(1.0, ranks, 64.0)
+        compute_s = catalogue_curve(table, replace(CORE, term_factors=factors), use=use).seconds(net.batches[0])
+        overlap = OVERLAP_EFFICIENCY["cpu"]
+        timing = step(compute_s, 0.0, "Ring", table.gradient_nbytes, ranks, LINK, overlap, 0.0, 0.0, nodes=1)
+        seconds.append(timing.step_s)
+    part = StructuresOnRanks(ranks=ranks, s=tuple(seconds), watts=(watts,) * len(seconds) if watts else ())
+    rows = found.structures.model_copy(update={"several": (*found.structures.several, part)})
+    return found.model_copy(update={"structures": rows, "node_cores": 64})
+
+
+def test_communication_does_not_count_as_computing() -> None:
+    plain = measure(SLOW_POOLS)
+    found = with_ranks(with_ranks(plain, 2, SLOW_POOLS), 8, SLOW_POOLS)
+    alone, several = (refitted(each, compared(each).factors) for each in (plain, found))
+    assert alone is not None and several is not None
+    assert [each.ranks for each in several.on_ranks] == [1, 2, 8]
+    assert all(each.error is not None and each.error < 0.05 for each in several.on_ranks)
+    for (name, factor), (_, expected) in zip(several.time, alone.time, strict=True):
+        assert factor == pytest.approx(expected, rel=0.15), name
+
+
+@pytest.mark.parametrize(("without", "with_ranks", "count"), [
+    ((0.08, 0.20), (0.08, 0.10), True),
+    ((0.08, 0.20), (0.07, 0.10), True),
+    ((0.08, 0.20), (0.12, 0.10), False),
+    ((0.08, 0.20), (0.07, 0.199), False),
+])  # fmt: skip
+def test_steps_on_several_ranks_count_if_they_are_then_predicted_better_and_others_no_worse(
+    without: tuple[float, float], with_ranks: tuple[float, float], count: bool
+) -> None:
+    assert includes_ranks(without, with_ranks) is count
+
+
+def test_steps_on_ranks_that_contradict_those_on_one_core_only_have_errors() -> None:
+    """The machine is slow on several ranks for another reason than the memory bandwidth, such as its power limit."""
+    plain = measure(SLOW_POOLS)
+    slow = tuple((name, 2.0) for name in PART_OF_TERM)
+    refit, alone = refitted(with_ranks(plain, 8, slow), NOMINAL), refitted(plain, NOMINAL)
+    assert refit is not None and alone is not None
+    assert not refit.fits_ranks and refit.time == alone.time
+    assert refit.on_ranks[1].error is not None and refit.on_ranks[1].error > 0.1
+
+
+def test_ranks_that_share_the_memory_of_a_node_have_the_same_factors() -> None:
+    """On 64 ranks, the memory of the node gives each rank half of its bandwidth."""
+    found = with_ranks(measure(SLOW_POOLS), 64, SLOW_POOLS)
+    refit = refitted(found, compared(found).factors)
+    assert refit is not None
+    assert refit.on_ranks[1].error is not None and refit.on_ranks[1].error < 0.05
+
+
+def test_power_is_stored_as_measured_or_not_at_all() -> None:
+    unknown = hardware_profile(with_ranks(measure(), 2), "node")
+    assert unknown.regression is not None
+    assert [each.watts for each in unknown.regression.on_ranks] == [None, None]
+    assert sum("not measured" in line for line in hardware_table("node", unknown, hardware_of(unknown, "node"))) == 2
+    rows = measure().structures
+    assert rows is not None
+    known = measure(structures=rows.model_copy(update={"watts": (0.0, *(9.0,) * 47)}))
+    profile = hardware_profile(with_ranks(known, 2, watts=17.0), "node")
+    assert profile.regression is not None
+    assert [each.watts for each in profile.regression.on_ranks] == [9.0, 17.0]
+    assert any(line.endswith("17 W") for line in hardware_table("node", profile, hardware_of(profile, "node")))
+
+
+def test_steps_that_are_mostly_communication_or_missing_are_left_out() -> None:
+    found = with_ranks(measure(), 2)
+    assert found.structures is not None
+    (part,) = found.structures.several
+    short = part.model_copy(update={"s": (0.0, 1e-6, *part.s[2:])})
+    refit = refitted(
+        found.model_copy(update={"structures": found.structures.model_copy(update={"several": (short,)})}), NOMINAL
+    )
+    assert refit is not None
+    assert refit.on_ranks[1].networks == len(part.s) - 1
+    assert refit.on_ranks[1].error is not None and refit.on_ranks[1].error < 0.1

@@ -2,8 +2,17 @@
 
 import pytest
 
-from dlcontract.hardware import MAX_NBYTES, MAX_STRUCTURES, MAX_TIMED, HardwareMeasure, MeasuredStructures, TimedStep
-from dlcontract.structures import MAX_FLOPS, MIN_STRUCTURES, cost, structures
+from dlcontract.hardware import (
+    MAX_NBYTES,
+    MAX_RANK_COUNTS,
+    MAX_STRUCTURES,
+    MAX_TIMED,
+    HardwareMeasure,
+    MeasuredStructures,
+    StructuresOnRanks,
+    TimedStep,
+)
+from dlcontract.structures import MAX_FLOPS, MAX_ON_RANKS, MAX_RANK_NBYTES, MIN_STRUCTURES, cost, on_ranks, structures
 from dlcontract.structures import MAX_NBYTES as MAX_STEP_NBYTES
 from dljob.calibrate.hardware import workload_of
 
@@ -61,10 +70,24 @@ def test_rough_costs_are_near_those_of_the_layer_table(index: int) -> None:
 
 def test_the_fullest_document_keeps_all_networks_and_most_steps() -> None:
     step = TimedStep(net="small-dense", batch=4096, cores=128, s=1.2345e-05)
-    rows = MeasuredStructures(s=(0.0001235,) * MAX_STRUCTURES, grown_KiB=(1_234_567,) * MAX_STRUCTURES)
+    on_ranks = StructuresOnRanks(ranks=128, s=(0.0001235,) * MAX_ON_RANKS, watts=(123.0,) * MAX_ON_RANKS)
+    rows = MeasuredStructures(
+        s=(0.0001235,) * MAX_STRUCTURES,
+        grown_KiB=(1_234_567,) * MAX_STRUCTURES,
+        watts=(12.3,) * MAX_STRUCTURES,
+        several=(on_ranks,) * MAX_RANK_COUNTS,
+    )
     full = HardwareMeasure(device="x" * 96, cores=127.5, node_cores=128, steps=(step,) * MAX_TIMED, structures=rows)
     text = full.to_json()
     assert len(text.encode()) <= MAX_NBYTES
     again = HardwareMeasure.parse(text)
     assert again.structures == rows
-    assert len(again.steps) >= 20, "steps on one core come first"
+    assert len(again.steps) >= 12, "all steps on one core, which come first"
+
+
+@pytest.mark.parametrize("count", [MIN_STRUCTURES, 48, MAX_STRUCTURES])
+def test_networks_on_several_ranks_are_of_both_kinds(count: int) -> None:
+    kinds = [ALL[i].layers[0][0] for i in on_ranks(count)]
+    assert set(kinds) == {"conv", "embedding"}
+    assert 4 <= len(kinds) <= MAX_ON_RANKS
+    assert all(cost(ALL[i])[1] <= MAX_RANK_NBYTES for i in on_ranks(count))

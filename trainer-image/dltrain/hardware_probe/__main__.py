@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 TERMINATION_LOG = Path("/dev/termination-log")
 STEPS_S = 6.0
 """Seconds for the steps of the reference networks. With the rest, the probe takes 10 to 20 s."""
-STRUCTURES_S = 420.0
-"""Seconds after which no further random network is trained, because Kubernetes ends the pod after ten minutes."""
+STRUCTURES_S, SEVERAL_RANKS_S = 360.0, 120.0
+"""Seconds after which no further random network is trained on one core, and on several ranks, because Kubernetes ends
+the pod after ten minutes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--structures",
         metavar="N",
         type=int,
-        help=f"also train N random networks on one core ({MIN_STRUCTURES} to {MAX_STRUCTURES}; about 1 s each)",
+        help=f"also train N random networks on one core ({MIN_STRUCTURES} to {MAX_STRUCTURES}; about 1 s each), and "
+        "some of them on 2 ranks and more",
     )
     given = parser.parse_args(arguments)
     from dltrain.protocol.errors import BadInputError
@@ -119,8 +121,8 @@ def _measured(
 ) -> str:
     import torch
 
-    from dlcontract.hardware import HardwareMeasure
-    from dltrain.hardware_probe import background, disk, machine, memory, networks, structures
+    from dlcontract.hardware import HardwareMeasure, StructuresOnRanks
+    from dltrain.hardware_probe import background, disk, machine, memory, networks, structure_ranks, structures
     from dltrain.hardware_probe import node_link as within
     from dltrain.host import cgroup
     from dltrain.protocol.errors import BadInputError
@@ -157,6 +159,16 @@ def _measured(
         notes.append(note)
     if peer is not None:
         far, note = _far(peer)
+        notes.append(note)
+    if random_nets is not None and count is not None:
+        if not random_nets.watts:
+            notes.append(structures.NO_POWER)
+        several: tuple[StructuresOnRanks, ...] = ()
+        note = "structures: other processes used the cores; not measured on several ranks"
+        if alone:
+            _say("training some of the random networks on several ranks")
+            several, note = structure_ranks.measure(count, cores, scratch, SEVERAL_RANKS_S, cgroup.free_nbytes())
+        random_nets = random_nets.model_copy(update={"several": several})
         notes.append(note)
     return HardwareMeasure(
         device=machine.gpu_name(chip) if on_gpu else machine.processor(),

@@ -99,13 +99,7 @@ def training_step(net: ReferenceNet, batch: int, device: torch.device, precision
     """Return a function that makes a training step like the trainer's, and waits until the device has finished it."""
     model = module(net).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    name, *sizes = net.layers[0]
-    has_tokens = name == "embedding"  # each position has a label, its next token
-    if has_tokens:
-        x = torch.randint(0, sizes[0], (batch, *net.shape), device=device)
-    else:
-        x = torch.randn(batch, *net.shape, device=device)
-    y = torch.zeros(x.numel() if has_tokens else batch, dtype=torch.int64, device=device)
+    x, y = samples(net, batch, device)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=False)
@@ -117,6 +111,17 @@ def training_step(net: ReferenceNet, batch: int, device: torch.device, precision
             torch.cuda.synchronize(device)
 
     return run
+
+
+def samples(net: ReferenceNet, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return random samples of a network, and a label for each output."""
+    name, *sizes = net.layers[0]
+    has_tokens = name == "embedding"  # each position has a label, its next token
+    if has_tokens:
+        x = torch.randint(0, sizes[0], (batch, *net.shape), device=device)
+    else:
+        x = torch.randn(batch, *net.shape, device=device)
+    return x, torch.zeros(x.numel() if has_tokens else batch, dtype=torch.int64, device=device)
 
 
 def core_counts(cores: float) -> list[int]:

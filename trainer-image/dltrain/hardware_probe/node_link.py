@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlcontract.hardware import LinkRate
@@ -21,18 +22,32 @@ LIMIT_S = 15.0
 
 def measure(scratch: Path) -> tuple[LinkRate | None, str | None]:
     """Return the link between two MPI ranks on this node, or None and a note with the reason."""
+    try:
+        output = of_ranks(
+            2, ["dltrain.hardware_probe.node_link"], scratch, LIMIT_S, {"OMPI_MCA_mpi_yield_when_idle": "0"}
+        )
+        latency_s, bandwidth_Bps = map(float, output.split()[-2:])
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return None, f"link within the node: {type(error).__name__}: {error!s:.120}; not measured"
+    return LinkRate(latency_s=latency_s, Bps=bandwidth_Bps, peer="this node"), None
+
+
+def of_ranks(
+    ranks: int, arguments: Sequence[str], scratch: Path, limit_s: float, variables: Mapping[str, str] | None = None
+) -> str:
+    """Return what ``ranks`` MPI ranks on this node print, each with one core, as in jobs without a cluster.
+
+    ``arguments``: module and arguments of each rank. ``scratch``: folder for temporary files. Raise OSError or
+    SubprocessError if they do not start, fail, or take longer than ``limit_s`` seconds.
+    """
     mpirun = Path(sys.executable).parent / "mpirun"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        env = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "0", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        command = [str(mpirun), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "2"]
-        command += [sys.executable, "-m", "dltrain.hardware_probe.node_link"]
-        try:
-            ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-            latency_s, bandwidth_Bps = map(float, ran.stdout.split()[-2:])
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            return None, f"link within the node: {type(error).__name__}: {error!s:.120}; not measured"
-    return LinkRate(latency_s=latency_s, Bps=bandwidth_Bps, peer="this node"), None
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, **(variables or {})}
+        command = [str(mpirun), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks)]
+        command += [sys.executable, "-m", *arguments]
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s, check=True)
+        return ran.stdout
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--structures",
         metavar="N",
         type=int,
-        help=f"also train N random networks on CPU types, about 1 s each ({MIN_STRUCTURES} to {MAX_STRUCTURES}), and "
-        "refit the regression that predicts step times and memory from layers",
+        help=f"also train N random networks on CPU types, about 1 s each ({MIN_STRUCTURES} to {MAX_STRUCTURES}), some "
+        "of them also on several ranks, and refit the regression that predicts step times and memory from layers",
     )
     command.add_argument("--image", help="image with the probe (default: the operator's trainer image)")
     command.add_argument(

@@ -14,6 +14,7 @@ from dljob.api.profile import (
     HardwareFactors,
     HardwareProfile,
     ProbedLink,
+    ProbedRanks,
     ProbedStep,
     RefittedRegression,
 )
@@ -33,7 +34,7 @@ def sheet_of(device: str, kind: str) -> Device:
 def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> HardwareProfile:
     """Return the profile of a device type from the probe's document. ``node``: name of the measured node."""
     found = compared(measure, sheet_of(device, measure.kind))
-    refit = refitted(measure, found.factors)
+    refit = refitted(measure, found.factors, found.near, found.memory_cores)
 
     def link(speed: LinkSpeed | None) -> ProbedLink | None:
         if speed is None:
@@ -80,6 +81,16 @@ def _regression(refit: Refit) -> RefittedRegression:
         time_error_before=_short(min(time.probe, time.sheet)),
         memory_error=_short(memory.refit),
         memory_error_before=_short(memory.sheet),
+        on_ranks=tuple(
+            ProbedRanks(
+                ranks=each.ranks,
+                networks=each.networks,
+                error=None if each.error is None else _short(each.error),
+                watts=None if each.watts is None else _short(each.watts),
+            )
+            for each in refit.on_ranks
+        ),
+        fits_ranks=refit.fits_ranks,
     )
 
 

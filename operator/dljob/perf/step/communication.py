@@ -52,6 +52,19 @@ class Link:
         return inf if self.near_bandwidth_Bps is None else self.near_bandwidth_Bps
 
 
+@dataclass(frozen=True)
+class Links:
+    """The slowest links of many sets of ranks, as arrays with one element for each; see ``Link``."""
+
+    latency_s: NDArray[np.float64]
+    bandwidth_Bps: NDArray[np.float64]
+    reduce_Bps: NDArray[np.float64]
+    inside_s: NDArray[np.float64]
+    inside_Bps: NDArray[np.float64]
+
+
+AnyLink = Link | Links
+
 ETHERNET_BANDWIDTH_Bps = 1.25e9
 """Network bandwidth (10 Gbit/s) that is assumed if it was not measured and no node's annotation states it."""
 TCP_LATENCY_S = 60e-6
@@ -63,7 +76,7 @@ def _rounds(n: Number) -> Number:
     return np.ceil(np.log2(n))
 
 
-def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
+def ring_s(nbytes: float, n: Number, link: AnyLink, nodes: Number | None = None) -> Number:
     """Return the seconds of a ring all-reduce over ``n`` ranks: a reduce-scatter, then an all-gather.
 
     A rank sends 2 (n-1) messages of V/n bytes (Patarasuk, Yuan 2009). The time is 2 (n-1) alpha + 2 (n-1)/n V beta +
@@ -82,7 +95,7 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
 
 
 def scatter_gather_s(
-    nbytes: float, n: Number, link: Link, buckets: int = 1, nodes: Number | None = None
+    nbytes: float, n: Number, link: AnyLink, buckets: int = 1, nodes: Number | None = None
 ) -> tuple[Number, Number]:
     """Return the seconds of the two halves of a ring all-reduce over ``n`` ranks: (reduce-scatter, all-gather).
 
@@ -97,7 +110,7 @@ def scatter_gather_s(
     return half + adding_s, half
 
 
-def tree_s(nbytes: float, n: Number, link: Link) -> Number:
+def tree_s(nbytes: float, n: Number, link: AnyLink) -> Number:
     """Return the seconds of an all-reduce over ``n`` ranks along a binomial tree: first reduce, then broadcast.
 
     The time is ceil(log2 n) (2 alpha + 2 V beta + V gamma). V is ``nbytes``, alpha the latency, beta = 1 / bandwidth,
@@ -106,7 +119,7 @@ def tree_s(nbytes: float, n: Number, link: Link) -> Number:
     return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)
 
 
-def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
+def butterfly_s(nbytes: float, n: Number, link: AnyLink) -> Number:
     """Return the seconds of an all-reduce over ``n`` ranks by recursive doubling: log2 n exchanges of the whole buffer.
 
     The time is floor(log2 n) (alpha + V beta + V gamma), with V = ``nbytes``, latency alpha, beta = 1 / bandwidth, and
@@ -120,7 +133,7 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
     return whole * exchange + np.where(_rounds(n) > whole, fold, 0.0)
 
 
-def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
+def parameter_server_s(nbytes: float, n: Number, link: AnyLink, servers: int = 1) -> Number:
     """Return the seconds in which parameter servers reduce the workers' gradients and send the sums back.
 
     The model is that of Li et al. 2014. The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` are
@@ -139,7 +152,7 @@ Gather = Literal["Serial", "Tree"]
 
 
 def layered_server_s(
-    nbytes: float, n: Number, link: Link, tensors: int = 1, gather: Gather = "Serial", message_s: float = 0.0
+    nbytes: float, n: Number, link: AnyLink, tensors: int = 1, gather: Gather = "Serial", message_s: float = 0.0
 ) -> tuple[Number, Number]:
     """Return the seconds in which a layered server gets all gradients, and those of its broadcast: (gather, broadcast).
 
@@ -164,7 +177,7 @@ def layered_server_s(
     return gathering_s, levels * (link.latency_s + nbytes / link.bandwidth_Bps)
 
 
-def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
+def halving_doubling_s(nbytes: float, n: Number, link: AnyLink, nodes: Number | None = None) -> Number:
     """Return the seconds of an all-reduce over ``n`` ranks by recursive halving, then doubling (Rabenseifner 2004).
 
     The ranks add up V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message,
@@ -190,7 +203,7 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | Non
     return whole + np.where(_rounds(n) > rounds, fold, 0.0)
 
 
-def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
+def double_tree_s(nbytes: float, n: Number, link: AnyLink, nodes: Number | None = None) -> Number:
     """Return the seconds of an all-reduce over ``n`` ranks along two binary trees, each for half of the message.
 
     The algorithm is that of Sanders et al. 2009. V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma
@@ -218,7 +231,7 @@ def allreduce_s(
     collective: Collective,
     nbytes: float,
     n: Number,
-    link: Link,
+    link: AnyLink,
     buckets: int = 1,
     servers: int = 1,
     nodes: Number | None = None,

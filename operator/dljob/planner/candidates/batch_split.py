@@ -56,6 +56,8 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
         return None
     if sum(k.ranks for k in kinds) == batch:
         return [[1] * k.ranks for k in kinds]
+    if len(kinds) == 1:
+        return [even(batch, kinds[0].ranks)]
     low, high = _bracket(kinds, batch)
     each = [_by(k, high) for k in kinds]
     totals = [k.ranks * b for k, b in zip(kinds, each, strict=True)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, exp
 
 import numpy as np
@@ -49,6 +50,11 @@ class Part:
     @property
     def ranks(self) -> int:
         return self.nodes * self.option.ranks_per_node
+
+    @cached_property
+    def messages(self) -> tuple[Link, float]:
+        """Return the result of ``message_link_of`` for the ranks of this group."""
+        return message_link_of([self.option], self.nodes)
 
 
 def describe(parts: Sequence[Part]) -> str:
@@ -310,7 +316,7 @@ def _prediction(
     for (part, in_turn), batches in zip(held, shares, strict=True):
         option = part.option
         seconds = {b: option.curve.seconds(b) for b in set(batches)}
-        busy = sum(seconds[b] for b in batches if b) / step_s
+        busy = sum(map(seconds.__getitem__, filter(None, batches))) / step_s
         active = active_part(workload, option.device, in_turn)
         power_W += energy.rank_watts(option.device, busy / part.ranks, active) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)

@@ -8,7 +8,7 @@ If only one of the two was measured on a device, the other is estimated from it 
 the precisions that a job with precision Auto compares.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import hypot
 
@@ -19,6 +19,7 @@ from dljob.perf.fit.curve import Curve
 from dljob.perf.step.compute import calibrated, catalogue_curve, scatter
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload, in_precision, recomputing
+from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.precision import units
 from dljob.planner.types import Choice, Infeasible, Request
 from dljob.planner.types.request import PRECISIONS
@@ -60,6 +61,24 @@ def variants(request: Request, workload: Workload) -> list[Workload]:
         return [recomputing(workload)]
     saves = workload.checkpointed_nbytes < workload.activation_nbytes
     return [workload, recomputing(workload)] if saves else [workload]
+
+
+def cannot_pay(request: Request, plain: Workload, options: Sequence[Option], learned: Constants, step_s: float) -> bool:
+    """Return True if no plan with activation checkpointing has a step shorter than ``step_s``.
+
+    ``plain``: the workload without it. ``options``: those of a search without it, none of which was left out.
+    ``step_s``: the best step that the search has found. ``learned``: measured constants by (``request.key``, device).
+    With measurements of the model, return False: they need not be consistent.
+
+    A rank with activation checkpointing computes for longer. So the same plan without it has a shorter step, if it fits
+    into memory. It does not fit only if the share of some rank exceeds what the rank can hold at once. This rank then
+    computes for longer than with what it can hold. If even that takes ``step_s``, memory limits no faster plan.
+    """
+    keys = {request.key(plain.precision, again) for again in (False, True)}
+    if request.minimize != "Time" or any(name in keys for name, _ in learned):
+        return False
+    held = [option.single or option for option in options]
+    return all(o.largest_batch >= request.global_batch or o.curve.seconds(o.largest_batch) >= step_s for o in held)
 
 
 def of_choice(workload: Workload, choice: Choice) -> Workload:

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from dljob.cluster.catalogue import vendor
 from dljob.planner.candidates.options import Option
-from dljob.planner.search.objective import meets_all, scores
-from dljob.planner.search.objective import tolerance as equally_good
+from dljob.planner.search.objective import meets_all, scores, without_idle_cpus
 from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.rows import Integers, Rows, joined
-from dljob.planner.search.screen import Screen, Screened
+from dljob.planner.search.screen import NOTHING, Screen, Screened
 from dljob.planner.search.screen import joined as joined_predictions
 from dljob.planner.types import CollectiveName, Request
 
@@ -70,9 +69,9 @@ class Search:
         self._cpus = np.array([charged_cpus(o, request) for o in options])
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
-        self._seen = np.zeros(0, dtype=np.int64)
+        self._seen = np.array([np.iinfo(np.int64).max])  # in rising order, with an end that is no row's hash
         self.rows: Rows = self._types.empty(0)
-        self.found: Screened = screen.screen(self.rows)
+        self.found: Screened = NOTHING
         self.scores: NDArray[np.float64] = np.zeros(0)
 
     def run(self) -> None:
@@ -87,12 +86,14 @@ class Search:
         best = [int(members[self._best_alone(members)]) for members in self._types.members]
         fewest = [int(members[self._per_node[members].argmin()]) for members in self._types.members]
         self._look(joined([*self._mixes(best), self._at_bounds(fewest)]))
+        done = set[int]()
         for _ in range(ROUNDS):
             before = self.scores.min(initial=np.inf)
-            top = np.argsort(self.scores, kind="stable")[:SEEDS]
-            if not len(top):
+            top = [i for i in np.argsort(self.scores, kind="stable")[:SEEDS].tolist() if i not in done]
+            if not top:
                 break
-            self._look(joined([rows for i in top.tolist() for rows in self._neighbours(i, best)]))
+            self._look(joined([rows for i in top for rows in self._neighbours(i, best)]))
+            done.update(top)
             if not self.scores.min(initial=np.inf) < before:
                 break
 
@@ -231,20 +232,23 @@ class Search:
         Append them to ``rows``, their predictions to ``found``, and their scores to ``scores``.
         """
         most = self.request.nodes_max or int(self._most.sum())
-        possible = (rows.nodes >= rows.of(self._least, 0)).all(axis=0)
-        possible &= (rows.total_nodes >= max(1, self.request.nodes_min)) & (rows.total_nodes <= most)
+        possible = (rows.total_nodes >= max(1, self.request.nodes_min)) & (rows.total_nodes <= most)
+        if (self._least > 1).any():
+            possible &= (rows.nodes >= rows.of(self._least, 0)).all(axis=0)
         for per_node, gpus in self._gpu_limits:
             possible &= rows.summed(per_node) <= gpus
         if self.request.cpus_max is not None:
             possible &= rows.summed(self._cpus) <= self.request.cpus_max
         if self.request.refused_ranks:
             possible &= ~np.isin(rows.summed(self._per_node), sorted(self.request.refused_ranks))
-        rows = rows[possible]
+        rows = rows if possible.all() else rows[possible]
         keys, first = np.unique(rows.summed(self._hashing), return_index=True)
-        fresh = rows[np.sort(first[~np.isin(keys, self._seen)])]
+        before = np.searchsorted(self._seen, keys)
+        is_fresh = self._seen[before] != keys
+        fresh = rows[np.sort(first[is_fresh])]
         if not len(fresh):
             return
-        self._seen = np.concatenate([self._seen, keys])
+        self._seen = np.insert(self._seen, before[is_fresh], keys[is_fresh])
         seen = self.screen.screen(fresh)
         self.rows = joined([self.rows, fresh])
         self.scores = np.concatenate([self.scores, scores(self.request, seen)])
@@ -254,18 +258,25 @@ class Search:
         """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
         The others are the row with the fewest GPUs or CPUs among those within the relative ``tolerance`` of the best
-        score that meet the deadline (of all of them, if none meets it), the best row of each of ``count`` sets of
-        devices, and rows with the best set of devices but other numbers of nodes.
+        score that meet the deadline (of all of them, if none meets it), on CPUs the row that replaces it if more CPUs
+        save too little time, the best row of each of ``count`` sets of devices, and rows with the best set of devices
+        but other numbers of nodes.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
         if not len(order):
             return []
         picked = dict.fromkeys(order[:count].tolist())
-        near = order[self.scores[order] <= self.scores[order[0]] * self._tolerance(order, tolerance)]
-        in_time = meets_all(self.request, self.found.step_p90_s[near])
-        near = near[in_time] if in_time.any() else near
-        picked[int(near[np.argmin(self.rows[near].summed(self._devices))])] = None
+        able = order[meets_all(self.request, self.found.step_p90_s[order])]
+        near = able[self.scores[able] <= self.scores[order[0]] * (1 + tolerance)]
+        if not len(near):
+            able, near = order, order[self.scores[order] <= self.scores[order[0]] * (1 + tolerance)]
+        start = int(np.argmin(self.rows[near].summed(self._devices)))
+        picked[int(near[start])] = None
+        if self.request.minimize == "Time" and not self.options[0].pool.is_gpu:
+            rows, at = self.rows[able], int(np.flatnonzero(able == near[start])[0])
+            cpus = rows.summed(self._devices)
+            picked[int(able[without_idle_cpus(self.scores[able], cpus, rows.total_nodes, at)])] = None
         ordered = self.rows[order]
         kinds = np.where(ordered.used, self._hashing[ordered.option], 0).sum(axis=0)
         best = order[kinds == kinds[0]]
@@ -278,19 +289,9 @@ class Search:
         found: list[int] = promising(self.found, MAX_SHOWN).tolist()
         return found
 
-    def _tolerance(self, order: NDArray[np.intp], tolerance: float) -> NDArray[np.float64]:
-        """Return for each row the factor on the best score up to which the row counts as equally good.
-
-        ``order``: indices of rows, the best first. ``tolerance``: relative tolerance of rows with equally many CPUs.
-        """
-        if self.request.minimize != "Time" or self.options[0].pool.is_gpu:
-            return np.full(len(order), 1 + tolerance)
-        ordered = self.rows[order]
-        return equally_good(ordered.summed(self._devices), ordered.total_nodes, 0)
-
-    def collectives_of(self, rows: Rows) -> list[CollectiveName]:
-        """Return, for each row (candidate), the collective with the fastest step by the approximate evaluation."""
-        return [self.screen.collectives[i] for i in self.screen.screen(rows).collective.tolist()]
+    def collective_of(self, at: int) -> CollectiveName:
+        """Return the collective of the row ``at`` with the fastest step by the approximate evaluation."""
+        return self.screen.collectives[int(self.found.collective[at])]
 
 
 def _repeated(rows: Rows, nodes: Integers) -> Rows:

@@ -120,9 +120,10 @@ def recomputing_pays(request: Request, again: Choice, plain: Choice) -> bool:
 def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
-    Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``, or, on CPUs, if more CPUs
-    save too little time (``tolerance``). A plan that misses the deadline does not tie with one that meets it. Of plans
-    that tie, return the one with the fewest GPUs or CPUs if the objective is Time, and otherwise the fastest one.
+    Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``. A plan that misses the
+    deadline does not tie with one that meets it. Of plans that tie, return the one with the fewest GPUs or CPUs if the
+    objective is Time, and otherwise the fastest one. If the objective is Time, a plan on CPUs with fewer of them
+    replaces it if the others save too little time (``without_idle_cpus``).
     Return a model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its
     prediction (``surely_better``), or if there is no data-parallel plan. Return a plan with activation checkpointing
     only if it is better than the best plan without it by ``RECOMPUTING_PAYS``, or if there is no such plan.
@@ -137,17 +138,24 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
 
 
-def tolerance(devices: NDArray[np.float64], nodes: NDArray[np.int64], best: int) -> NDArray[np.float64]:
-    """Return for each CPU plan the factor on the score of the plan ``best`` up to which it counts as equally good.
+def without_idle_cpus(
+    scores: NDArray[np.float64], cpus: NDArray[np.float64], nodes: NDArray[np.int64], start: int
+) -> int:
+    """Return the index of the CPU plan to use instead of the plan ``start``, whose score ties with the lowest one.
 
-    ``devices``, ``nodes``: number of CPUs and of nodes of each plan. ``best``: index of the plan with the lowest score.
-    The factor is 1 + ``INDISTINCT``. It is larger for plans with fewer CPUs on the same number of nodes or more, so
-    that more CPUs must save at least ``CORES_PAY`` of the time for each doubling.
+    ``scores``, ``cpus``, ``nodes``: score, number of CPUs and of nodes of each plan. More CPUs must save ``CORES_PAY``
+    of the time for each doubling. Let w = score x CPUs^g with g = -log2(1 - CORES_PAY). Twice the CPUs save exactly
+    ``CORES_PAY`` if w is the same, so w orders all plans, and of any two plans the one with the smaller w pays.
+
+    The result has the smallest w of the plans with at most the CPUs of ``start`` on as many nodes or more. Fewer nodes
+    are no reason to be slower, because the others may stand idle. But if plans on fewer nodes are faster than this
+    result, and have a smaller w, the result is the one of them with the smallest w. Of equal plans, the first counts.
+    So no plan with at most the CPUs of ``start`` is faster than the result and has a smaller w.
     """
-    fewer = (devices < devices[best]) & (nodes >= nodes[best])
-    ratio = devices[best] / np.where(fewer, devices, devices[best])
-    factor: NDArray[np.float64] = np.maximum(1 + INDISTINCT, ratio ** -log2(1 - CORES_PAY))
-    return factor
+    worth = np.where(cpus <= cpus[start], scores * cpus ** -log2(1 - CORES_PAY), np.inf)
+    found = int(np.argmin(np.where(nodes >= nodes[start], worth, np.inf)))
+    better = (scores < scores[found]) & (worth < worth[found])
+    return int(np.argmin(np.where(better, worth, np.inf))) if better.any() else found
 
 
 def _smallest_first(choice: Choice) -> tuple[float, int, bool, float, float, str]:
@@ -168,38 +176,21 @@ def _in_time(request: Request, choice: Choice, best: Choice) -> bool:
 def _best(request: Request, choices: list[Choice]) -> Choice:
     scored = [score(request, c.prediction) for c in choices]
     lowest = min(scored)
-    best = scored.index(lowest)
-    factors = [1 + INDISTINCT] * len(choices)
-    on_cpus = request.minimize == "Time" and not any(g.is_gpu for g in choices[best].groups)
-    if on_cpus:
-        cpus = np.array([devices(c) for c in choices])
-        factors = tolerance(cpus, np.array([sum(g.nodes for g in c.groups) for c in choices]), best).tolist()
-    tied = [
-        c for c, each, factor in zip(choices, scored, factors, strict=True)
-        if each <= lowest * factor and _in_time(request, c, choices[best])
-        and not (on_cpus and any(g.is_gpu for g in c.groups))
-    ]  # fmt: skip
-    if request.minimize == "Time":
-        found = min(tied, key=_smallest_first)
-        return _without_idle_cpus(request, choices, found, choices[best]) if on_cpus else found
-    return min(tied, key=lambda c: (c.prediction.total_s, size(c), c.summary))
+    best = choices[scored.index(lowest)]
+    in_time = [(c, each) for c, each in zip(choices, scored, strict=True) if _in_time(request, c, best)]
+    if request.minimize != "Time":
+        tied = [c for c, each in in_time if each <= lowest * (1 + INDISTINCT)]
+        return min(tied, key=lambda c: (c.prediction.total_s, size(c), c.summary))
+    in_time.sort(key=lambda item: _smallest_first(item[0]))
+    if _is_on_cpus(best):
+        in_time = [item for item in in_time if _is_on_cpus(item[0])]
+    start = next(i for i, (_, each) in enumerate(in_time) if each <= lowest * (1 + INDISTINCT))
+    if not _is_on_cpus(best):
+        return in_time[start][0]
+    cpus = np.array([devices(c) for c, _ in in_time])
+    nodes = np.array([sum(g.nodes for g in c.groups) for c, _ in in_time])
+    return in_time[without_idle_cpus(np.array([each for _, each in in_time]), cpus, nodes, start)][0]
 
 
-def _without_idle_cpus(request: Request, choices: list[Choice], found: Choice, best: Choice) -> Choice:
-    """Return the plan that remains if plans with fewer CPUs replace ``found`` until its CPUs save enough time.
-
-    ``found`` may tie with ``best``, the plan with the lowest score, on fewer nodes, whose plans were not compared. A
-    plan on as many nodes or more replaces it if the additional CPUs save less than ``CORES_PAY`` for each doubling.
-    """
-    while True:
-        most, nodes = devices(found), sum(g.nodes for g in found.groups)
-        highest = score(request, found.prediction)
-        fewer = [
-            c for c in choices
-            if devices(c) < most and sum(g.nodes for g in c.groups) >= nodes and not any(g.is_gpu for g in c.groups)
-            and score(request, c.prediction) <= highest * (most / devices(c)) ** -log2(1 - CORES_PAY)
-            and _in_time(request, c, best)
-        ]  # fmt: skip
-        if not fewer:
-            return found
-        found = min(fewer, key=_smallest_first)
+def _is_on_cpus(choice: Choice) -> bool:
+    return not any(g.is_gpu for g in choice.groups)

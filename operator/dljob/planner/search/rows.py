@@ -92,8 +92,8 @@ class Types:
     def rows(self, candidates: Sequence[dict[int, int]]) -> Rows:
         """Return a candidate for each mapping from the index of an option to its number of nodes."""
         found = self.empty(len(candidates))
-        for at, nodes in enumerate(candidates):
-            for option, number in nodes.items():
-                found.option[self.of_option[option], at] = option
-                found.nodes[self.of_option[option], at] = number
+        at = np.repeat(np.arange(len(candidates)), np.array([len(nodes) for nodes in candidates], dtype=np.int64))
+        option = np.array([i for nodes in candidates for i in nodes], dtype=np.int64)
+        found.option[self.of_option[option], at] = option
+        found.nodes[self.of_option[option], at] = [n for nodes in candidates for n in nodes.values()]
         return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dlcontract import SERVERS
 from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy
-from dljob.perf.step.communication import Link, allreduce_s, layered_server_s, scatter_gather_s
+from dljob.perf.step.communication import Link, Links, Number, allreduce_s, layered_server_s, scatter_gather_s
 from dljob.perf.step.compute import active_parts
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
@@ -55,6 +55,17 @@ class Screened:
     """Index of the collective in ``Screen.collectives``."""
 
 
+_NO_FIGURES = np.zeros(0)
+NOTHING = Screened(
+    _NO_FIGURES, _NO_FIGURES, _NO_FIGURES, _NO_FIGURES, _NO_FIGURES, collective=np.zeros(0, dtype=np.int64)
+)
+"""The predictions of no candidates."""
+
+
+def _as_arrays(links: Sequence[Link]) -> Links:
+    return Links(*(np.array([getattr(link, field.name) for link in links]) for field in fields(Links)))
+
+
 def joined(parts: Sequence[Screened]) -> Screened:
     """Return the predictions of all ``parts``, of which there is at least one, in their order."""
     return Screened(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Screened)))
@@ -95,6 +106,7 @@ class Screen:
         ]
         self._link_spread = np.array([spread for _, spread in links])
         self._own = [link_of([o], 1, request.backend)[0] for o in options]
+        self._between_nodes, self._within_node = (_as_arrays(each) for each in ([link for link, _ in links], self._own))
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._pausing_W = np.array([energy.rank_watts(o.device, 1.0, 0.0) * o.ranks_per_node for o in options])
@@ -222,23 +234,23 @@ class Screen:
         nbytes, parts = float(wire_nbytes), buckets(wire_nbytes, self.request.bucket_nbytes)
         n, nodes = np.maximum(ranks, 1).astype(float), np.maximum(rows.total_nodes, 1).astype(float)
         is_gpu = self.options[0].pool.is_gpu
-        groups = self._links(rows)
+        links = self._links_of(rows)
         best = np.full(len(rows), np.inf)
         choice = np.zeros(len(rows), dtype=np.int64)
         hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0) / self._micro_batches
         hiding_s = np.minimum(hiding_s, rows.largest(self._overlapping_s))
         for i, collective in enumerate(self.collectives):
-            total, after_s = np.zeros((2, len(rows)))
+            total: Number
+            after_s: Number = 0.0
             name = priced(collective, is_gpu, self.request.reduced_by_script)
             tensors = self.workload.tensors
-            for link, at in groups:
-                if self._sharded:
-                    total[at], after_s[at] = scatter_gather_s(nbytes, n[at], link, parts, nodes[at])
-                elif collective == "LayeredServer":
-                    both_s = np.stack([np.asarray(s) for s in layered_server_s(nbytes, n[at], link, tensors)])
-                    total[at], after_s[at] = np.where(n[at] > 1, both_s, 0.0)
-                else:
-                    total[at] = allreduce_s(name, nbytes, n[at], link, parts, nodes=nodes[at], tensors=tensors)
+            if self._sharded:
+                total, after_s = scatter_gather_s(nbytes, n, links, parts, nodes)
+            elif collective == "LayeredServer":
+                both_s = np.stack([np.asarray(s) for s in layered_server_s(nbytes, n, links, tensors)])
+                total, after_s = np.where(n > 1, both_s, 0.0)
+            else:
+                total = allreduce_s(name, nbytes, n, links, parts, nodes=nodes, tensors=tensors)
             pieces = tensors if collective == "LayeredServer" else parts
             felt = np.asarray(exposed_s(total, hiding_s, pieces, overlaps)) + after_s
             better = felt < best
@@ -315,12 +327,36 @@ class Screen:
             spread[at] = np.where(worse, deviation * median_s / whole_s, spread[at])
         return slowest_s, spread
 
+    def _links_of(self, rows: Rows) -> Links:
+        """Return the slowest link between the ranks of each candidate."""
+        alone, is_alone = self._alone(rows), rows.total_nodes == 1
+        far, own = self._between_nodes, self._within_node
+        latency_s = rows.largest(far.latency_s)
+        near_s = np.minimum(latency_s, self._near_s())
+        between = (
+            latency_s,
+            rows.smallest(far.bandwidth_Bps),
+            rows.smallest(far.reduce_Bps),
+            near_s if self.request.backend is None else near_s * self.request.backend.within.latency,
+            rows.smallest(far.inside_Bps),
+        )
+        within = (getattr(own, field.name)[alone] for field in fields(Links))
+        return Links(*(np.where(is_alone, one, other) for one, other in zip(within, between, strict=True)))
+
+    def _near_s(self) -> float:
+        return near_latency_s(self.options[0].pool.is_gpu)
+
+    def _alone(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the option with the most nodes of each candidate, which is the only one on a single node."""
+        found: NDArray[np.int64] = rows.option[rows.nodes.argmax(axis=0), np.arange(len(rows))]
+        return found
+
     def _links(self, rows: Rows) -> list[tuple[Link, NDArray[np.intp]]]:
         """Return (link, indices of the candidates whose ranks communicate over it) for each distinct link.
 
         Candidates are grouped by link, because the time formulas take arrays of candidates but only one link.
         """
-        alone = rows.option[rows.nodes.argmax(axis=0), np.arange(len(rows))]
+        alone = self._alone(rows)
         keys = np.where(rows.total_nodes == 1, alone + 1, 0)
         found = []
         for i, (values, index) in enumerate(self._link_values):  # the largest latency, and the smallest bandwidths
@@ -335,7 +371,7 @@ class Screen:
         return groups
 
     def _between(self, latency_s: float, bandwidth_Bps: float, reduce_Bps: float, near_Bps: float) -> Link:
-        near_s = min(latency_s, near_latency_s(self.options[0].pool.is_gpu))
+        near_s = min(latency_s, self._near_s())
         if self.request.backend is not None:
             near_s *= self.request.backend.within.latency
         return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s, near_bandwidth_Bps=near_Bps)

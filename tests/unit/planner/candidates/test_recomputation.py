@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dljob.calibrate import LearnedPoint, StepPoint
 from dljob.calibrate.learned import Place
@@ -14,8 +16,10 @@ from dljob.perf.step.compute import catalogue_curve, roofline, update_s
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import REFERENCES
 from dljob.perf.workload.workload import Workload, builtin, hinted, in_precision, recomputing, reference
-from dljob.planner import FixedChoice, Learned, Request
+from dljob.planner import FixedChoice, Infeasible, Learned, Request, plan
+from dljob.planner.candidates import recomputation
 from dljob.planner.candidates.recomputation import with_estimates
+from dljob.planner.search.enumeration import Search
 from support.planner_questions import A100, DIGITS, T4, THREE, decided, rejected, view
 
 XL = Request(
@@ -101,6 +105,56 @@ def test_auto_keeps_activations_if_they_fit(fixed: Any) -> None:
     assert not found.chosen.recomputes
     assert "no better" in (found.recomputation_reason or "")
     assert found.chosen == decided(replace(small, recomputation="Never"), gpus()).chosen
+
+
+def test_no_search_with_it_where_memory_limits_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = list[bool]()
+    run = Search.run
+    monkeypatch.setattr(Search, "run", lambda self: (searched.append(self.screen.workload.recomputes), run(self))[1])
+    decided(replace(MINI, recomputation="Auto", strategy="Auto"), gpus())
+    assert searched == [False, False], "one each for Data and Optimizer"
+    searched.clear()
+    decided(replace(MINI, recomputation="Auto", minimize="Energy"), gpus())
+    assert searched == [False, True], "energy follows from more than times"
+    searched.clear()
+    measured = {("gpt-mini.checkpointed", A100): Learned((LearnedPoint(8, 0.001, 50), LearnedPoint(64, 0.002, 50)))}
+    decided(replace(MINI, recomputation="Auto"), gpus(), measured)
+    assert searched == [False, True], "measurements need not be consistent"
+    searched.clear()
+    decided(replace(XL, like="GPT-2-large", chooses_micro_batches=True), gpus(nodes=1))
+    assert searched == [False, True], "memory limits the size of micro-batches"
+
+
+@settings(max_examples=18, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([A100, T4, "cpu"]), st.integers(1, 3)), min_size=1, max_size=2),
+    st.sampled_from([8, 64, 1000]),
+    st.sampled_from(["Data", "Optimizer", "Auto"]),
+    st.sampled_from([10**6, 10**8, 10**9]),
+    st.floats(1e5, 3e8),
+    st.booleans(),
+)
+def test_searches_that_are_left_out_change_no_plan(
+    pools: list[tuple[str, int]], batch: int, strategy: Any, parameters: int, activations: float, divides: bool
+) -> None:
+    cluster = view(*(
+        {"count": count, "device": device, "devices": 4, "cpu": 16, "memory": "32Gi", "bandwidth": "10G"}
+        if device != "cpu" else {"count": count, "cpu": 4, "memory": "8Gi"}
+        for device, count in pools
+    ))  # fmt: skip
+    asked = Request(
+        job="j", global_batch=batch, total_steps=1000, profile="x", strategy=strategy, recomputation="Auto",
+        parameters=parameters, flops_per_sample=20.0 * parameters, activation_nbytes_per_sample=int(activations),
+        checkpointed_nbytes_per_sample=int(activations / 8), precision=None, chooses_micro_batches=divides,
+    )  # fmt: skip
+    found = plan(asked, cluster, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recomputation, "cannot_pay", lambda *_: False)
+        every = plan(asked, cluster, {})
+    if isinstance(found, Infeasible) or isinstance(every, Infeasible):
+        assert found == every
+    else:
+        assert found.chosen == every.chosen
 
 
 def test_auto_uses_fewer_nodes_for_a_lower_cost() -> None:

@@ -1,6 +1,7 @@
 """Tests of the objective with a deadline: which of several plans is the best."""
 
 from dataclasses import replace
+from math import log2
 from typing import Any
 
 import pytest
@@ -76,15 +77,63 @@ def test_interruptions_count_for_plans_that_are_late(minimize: Any) -> None:
     assert found.total_p90_s <= calm.total_p90_s * (1 + objective.INDISTINCT)
 
 
+def on_cpus(nodes: int, cpus: int, seconds: float) -> Choice:
+    """Return a plan with ``cpus`` CPUs on each of ``nodes`` nodes."""
+    plain = EVERY[0][0]
+    group = replace(plain.groups[0], nodes=nodes, shares=(8,) * nodes, cores=float(cpus))
+    return replace(plain, groups=(group,), prediction=replace(plain.prediction, total_s=seconds))
+
+
+def worth(choice: Choice) -> float:
+    """Return a number that is the same for twice the CPUs if they save exactly ``CORES_PAY`` of the time."""
+    return choice.prediction.total_s * objective.devices(choice) ** -log2(1 - objective.CORES_PAY)
+
+
 def test_a_plan_that_ties_on_fewer_nodes_also_saves_enough_for_its_cpus() -> None:
     """Fixed bug: only the fastest plan was compared with plans of fewer CPUs, on as many nodes as it has."""
-    plain = choices(DIGITS, CPUS)[0]
-
-    def of(nodes: int, cores: float, seconds: float) -> Choice:
-        group = replace(plain.groups[0], nodes=nodes, shares=(8,) * nodes, cores=cores)
-        return replace(plain, groups=(group,), prediction=replace(plain.prediction, total_s=seconds))
-
-    fastest, tied, small = of(4, 2.0, 100.0), of(2, 3.5, 101.0), of(2, 2.0, 107.0)
+    fastest, tied, small = on_cpus(4, 8, 100.0), on_cpus(2, 14, 101.0), on_cpus(2, 8, 107.0)
     assert objective.best(DIGITS, [fastest, tied]) is tied
     assert objective.best(DIGITS, [tied, small]) is small
     assert objective.best(DIGITS, [fastest, tied, small]) is small
+
+
+def test_no_plan_is_passed_over_for_one_that_is_much_slower() -> None:
+    """Fixed bug: plans were compared with the fastest one only, so that the one with the fewest CPUs won.
+
+    Eight CPUs save a sixth of the time of four, and 32 CPUs save no more than another tenth for both doublings.
+    """
+    plans = [on_cpus(1, 32, 90.0), on_cpus(1, 8, 100.0), on_cpus(1, 4, 120.0)]
+    assert objective.best(DIGITS, plans) is plans[1]
+    assert objective.best(DIGITS, plans[::2]) is plans[2]
+
+
+def test_idle_nodes_are_used_but_not_for_a_slower_plan() -> None:
+    four, two = on_cpus(4, 1, 100.0), on_cpus(2, 1, 105.0)
+    assert objective.best(DIGITS, [four, two]) is four, "the two other nodes may stand idle"
+    many, few = on_cpus(4, 4, 100.0), on_cpus(4, 1, 121.0)
+    assert objective.best(DIGITS, [many, few]) is few
+    assert objective.best(DIGITS, [many, few, on_cpus(2, 4, 105.0)]).prediction.total_s == 105.0
+
+
+PLANS = st.lists(
+    st.builds(on_cpus, st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6, 8, 16]), st.floats(100.0, 250.0)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(PLANS)
+def test_no_faster_plan_saves_enough_for_its_cpus(plans: list[Choice]) -> None:
+    found = objective.best(DIGITS, plans)
+    for other in plans:
+        if other.prediction.total_s < found.prediction.total_s:
+            assert worth(found) <= worth(other) * (1 + objective.INDISTINCT + 1e-9), (found.groups, other.groups)
+
+
+@given(PLANS, PLANS)
+def test_with_more_plans_the_best_one_is_faster_or_pays_more(plans: list[Choice], more: list[Choice]) -> None:
+    """Plans that tie with the fastest one may decide how many nodes count, so the additional plans are slower."""
+    least_s = min(choice.prediction.total_s for choice in plans) * (1 + objective.INDISTINCT)
+    slower = [choice for choice in more if choice.prediction.total_s > least_s]
+    before, after = objective.best(DIGITS, plans), objective.best(DIGITS, [*plans, *slower])
+    assert worth(after) <= worth(before) * (1 + 1e-9) or after.prediction.total_s <= before.prediction.total_s

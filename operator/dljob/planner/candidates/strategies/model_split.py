@@ -247,13 +247,13 @@ def placements(candidate: SplitCandidate) -> list[Placement]:
     part, option, p, d = candidate.part, candidate.part.option, candidate.split_over, candidate.replicas
     g = option.ranks_per_node
     if d == 1:
-        messages, spread = message_link_of([option], part.nodes)
+        messages, spread = part.messages
         return [Placement(messages, messages, 1, spread)]
     messages, spread = message_link_of([option], ceil(p / g))
     nodes = min(part.nodes, ceil(d / max(1, g // p)))
     found = [Placement(messages, _shared(link_of([option], nodes)[0], min(p, g) if nodes > 1 else 1), nodes, spread)]
     if candidate.anywhere and d % g == 0 and g > 1 and part.nodes > 1:
-        between, spread = message_link_of([option], part.nodes)
+        between, spread = part.messages
         found.append(Placement(_shared(between, g), link_of([option], d // g)[0], d // g, spread))
     return found
 
