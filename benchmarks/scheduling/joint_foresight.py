@@ -1,6 +1,6 @@
 """Forecasts with the policy ``dljob``: what the operator knows of the jobs, for ``forecast_jointly``."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
@@ -40,9 +40,9 @@ def joint_jobs(
 ) -> list[JointJob]:
     """Return the jobs of a queue as the operator knows them.
 
-    A job that trains has a measured step time, which shows its noise. ``moved_s``: when a job that holds devices got
-    them. ``rested_s``: when it may move, of which only a job that trains gives notice. ``spread``: 90th percentile of
-    run times / median. ``due_s``: function to ``JointJob.due_s``.
+    A job that trains has a measured step time, which ``options`` and ``held`` show. ``moved_s``: when a job that holds
+    devices got them. ``rested_s``: when it may move, of which only a job that trains gives notice. ``spread``: 90th
+    percentile of run times / median. ``due_s``: function to ``JointJob.due_s``.
     """
     found = []
     for state in line:
@@ -59,7 +59,6 @@ def joint_jobs(
                 mine,
                 rest_s=rest_s if measured else starting_s + first * mine.left_s,
                 starting_s=starting_s,
-                factor=state.job.noise if measured else 1.0,
                 first_part=first,
                 due_s=due_s(state),
                 waited_s=0.0 if mine.devices else now_s - state.job.arrival_s,
@@ -78,9 +77,8 @@ def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     return _options(state.job, factor * max(state.left, 1e-9))
 
 
-def candidate(now_s: float, state: State, factor: float, due_s: float | None, holds: bool) -> Candidate:
-    """Return a job as it takes part in an assignment. ``holds``: True if it holds devices."""
-    found = options(state, factor)
+def candidate(now_s: float, state: State, found: tuple[Option, ...], due_s: float | None, holds: bool) -> Candidate:
+    """Return a job with the options ``found`` as it takes part in an assignment. ``holds``: it holds devices."""
     overdue = not holds and is_overdue(now_s - state.job.arrival_s, found)
     return Candidate(0, found, state.job.namespace, due_s=due_s, overdue=overdue)
 
@@ -129,21 +127,37 @@ class JointForesight:
         self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
 
     def forecast(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], knows: Knowledge, first_s: float
+        self,
+        now_s: float,
+        jobs: Sequence[JointJob],
+        free: Mapping[str, int],
+        knows: Knowledge,
+        first_s: float,
+        measured: Collection[str],
     ) -> dict[str, Interval]:
-        """Return the forecast wait of each waiting job. ``first_s``: seconds to the next decision without an event."""
+        """Return the forecast wait of each waiting job. ``first_s``: seconds to the next decision without an event.
+
+        ``measured``: names of the jobs that train.
+        """
         if knows is not Knowledge.PREDICTIONS:
-            return self._with_truth(now_s, jobs, free, first_s, arrivals=knows is Knowledge.ARRIVALS)
+            return self._with_truth(now_s, jobs, free, first_s, measured, arrivals=knows is Knowledge.ARRIVALS)
         recent = [RecentJoint(now_s - at_s, job) for at_s, job in self.seen.values() if now_s - at_s < WINDOW_S]
         found = forecast_jointly(JointQueue(jobs, free, COSTS, recent, first_s=first_s))
         return {name: self.calibration.forecast_of(name, now_s, each).start for (_, name), each in found.items()}
 
     def _with_truth(
-        self, now_s: float, jobs: Sequence[JointJob], free: Mapping[str, int], first_s: float, *, arrivals: bool
+        self,
+        now_s: float,
+        jobs: Sequence[JointJob],
+        free: Mapping[str, int],
+        first_s: float,
+        measured: Collection[str],
+        *,
+        arrivals: bool,
     ) -> dict[str, Interval]:
         """Return the wait of each waiting job as the rule gives it for true run times, and perhaps true arrivals."""
         noise = {job.name: job.noise for job in self.stream}
-        true = [1.0 if job.factor != 1.0 else noise[job.key[1]] for job in jobs]
+        true = [1.0 if job.key[1] in measured else noise[job.key[1]] for job in jobs]
         later = [
             JointArrival(
                 job.arrival_s - now_s,

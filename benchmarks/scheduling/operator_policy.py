@@ -1,12 +1,12 @@
 """The operator's decisions, made by its own code: order, plans, back-fill, growth, and the assignment of devices.
 
 The simulator takes the place of the cluster: pods are bound at once. The operator's planner makes all plans, on the
-nodes that its ledger shows. Plans are cached, because many jobs ask the same question on the same free devices.
+nodes that its ledger shows.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -19,11 +19,11 @@ from benchmarks.scheduling.joint_foresight import (
     next_s,
     options,
 )
+from benchmarks.scheduling.plans import PLANS
 from benchmarks.scheduling.simulator import SHORT_S, Run, State
-from benchmarks.scheduling.workload import MODELS, START_S, view
+from benchmarks.scheduling.workload import START_S, view
 
 from dljob.cluster import ClusterView
-from dljob.planner import Decision, Infeasible, plan
 from dljob.planner.types import Choice
 from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling import (
@@ -54,34 +54,12 @@ from dljob.scheduling import (
     start_in_s,
     start_up,
 )
-from dljob.scheduling.assignment import Candidate, Choices, Held, assign, assign_all
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all
 from dljob.scheduling.gain import MIN_BETWEEN_S
+from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import free_devices, left_for, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-Signature = tuple[tuple[str, int], ...]
-
-
-@dataclass
-class Plans:
-    """Plans for one step of each model on free devices, cached."""
-
-    made: dict[tuple[str, Signature, tuple[str, ...], int | None], Choice | None] = field(default_factory=dict)
-
-    def of(
-        self, model: str, free: ClusterView, devices: tuple[str, ...] = (), most: int | None = None
-    ) -> Choice | None:
-        """Return the best plan on the free devices. ``devices``: allowed types. ``most``: number of nodes."""
-        signature = tuple(sorted((node.device, node.free_devices) for node in free.nodes if node.free_devices))
-        key = (model, signature, devices, most)
-        if key not in self.made:
-            request = replace(MODELS[model], candidates_kept=1, devices=devices, nodes_max=most)
-            decision = plan(request, free, {}) if signature else Infeasible("", "", "")
-            self.made[key] = decision.chosen if isinstance(decision, Decision) else None
-        return self.made[key]
-
-
-PLANS = Plans()
 
 
 @dataclass(frozen=True)
@@ -238,10 +216,11 @@ class Operator:
             queue = sorted(active, key=lambda state: self._queued(state, states).place)
             held = partial(self._held, now_s)
             jobs = joint_jobs(
-                now_s, queue, options, held, self.moved_s, self.rested_s, self.spread, partial(self._due_s, now_s)
+                now_s, queue, self._options, held, self.moved_s, self.rested_s, self.spread, partial(self._due_s, now_s)
             )
             free = free_devices(self.ledger.view())
-            for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s).items():
+            measured = {state.job.name for state in active if self._is_measured(state)}
+            for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s, measured).items():
                 self.foresight.note(name, now_s, start)
             return
         waiting.sort(key=lambda state: self._queued(state, states).place)
@@ -291,7 +270,7 @@ class Operator:
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
             jobs = [
-                candidate(now_s, state, self._factor(state), self._due_s(now_s, state), state.job.name in self.placed)
+                candidate(now_s, state, self._options(state), self._due_s(now_s, state), state.job.name in self.placed)
                 for state in line
             ]
             held = [self._held(now_s, state) for state in line]
@@ -323,10 +302,21 @@ class Operator:
         if not self.finish_by:
             return None
         start_s = 0.0 if state.job.name in self.placed else START_S
-        return (state.job.deadline_s - now_s - start_s) / self.spread
+        spread = min(self.spread, MEASURED_P90) if self._is_measured(state) else self.spread
+        return (state.job.deadline_s - now_s - start_s) / spread
 
-    def _factor(self, state: State) -> float:
-        return state.job.noise if self.clairvoyant else 1.0
+    def _is_measured(self, state: State) -> bool:
+        """Return True if the operator knows the step time of a job, because it trains."""
+        return state.job.name in self.placed and state.left < 1
+
+    def _known_noise(self, state: State) -> float:
+        """Return true run time / predicted run time of a job, as far as the policy knows it."""
+        return state.job.noise if self.clairvoyant or self._is_measured(state) else 1.0
+
+    def _options(self, state: State) -> tuple[Option, ...]:
+        """Return the options of a job. One that is slower than predicted is as slow with each, as ``slowdown`` says."""
+        known = self._known_noise(state)
+        return options(state, known if self.clairvoyant else max(1.0, known))
 
     def _held(self, now_s: float, state: State) -> Held:
         placed, run = self.placed.get(state.job.name), self._run(state)
@@ -335,7 +325,7 @@ class Operator:
         held = Counter[str]()
         for group in placed.choice.groups:
             held[group.device] += group.nodes * group.ranks_per_node
-        left_s = state.left * run.seconds * self._factor(state)
+        left_s = state.left * run.seconds * self._known_noise(state)
         return Held(held, left_s, now_s >= self.rested_s[state.job.name] - SHORT_S and left_s >= MIN_LEFT_S)
 
     def _grow(self, now_s: float, active: Sequence[State]) -> None:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import inf
 
 import pytest
-from benchmarks.scheduling.joint_foresight import joint_jobs, next_s
+from benchmarks.scheduling.joint_foresight import joint_jobs, next_s, options
 from benchmarks.scheduling.measures import measures
+from benchmarks.scheduling.operator_policy import Operator
 from benchmarks.scheduling.simulator import Run, State, simulate
-from benchmarks.scheduling.workload import MODELS, START_S, Job
+from benchmarks.scheduling.workload import MODELS, START_S, Job, view
 
 from dljob.scheduling.assignment import Held
+from dljob.scheduling.pace import MEASURED_P90
 
 
 def job(name: str, arrival_s: float, noise: float = 1.0) -> Job:
@@ -56,14 +58,29 @@ def test_more_devices_than_the_pool_has_are_an_error() -> None:
         simulate([job("a", 0.0), job("b", 0.0)], Script(most=2), 1)
 
 
-def test_forecasts_know_the_noise_only_of_jobs_that_train() -> None:
+@pytest.mark.parametrize(("noise", "of_options"), [(2.0, 2.0), (0.5, 1.0)])
+def test_policy_knows_the_step_time_of_jobs_that_train_like_the_controller(noise: float, of_options: float) -> None:
+    """A job that is slower than predicted is as slow with other plans; one that is faster is not as fast."""
+    policy, state = Operator(1.3, all_jobs=True, finish_by=True), State(job("one", 0.0, noise))
+    policy._start_on(0.0, state, view())
+    predicted_s = policy.placed["one"].choice.prediction.step_s
+    assert policy._held(60.0, state).left_s == pytest.approx(predicted_s)
+    assert policy._options(state) == options(state)
+    assert policy._due_s(60.0, state) == pytest.approx(140.0 / 1.3)
+    state.left = 0.5
+    assert policy._held(60.0, state).left_s == pytest.approx(0.5 * noise * predicted_s)
+    assert policy._options(state) == options(state, of_options)
+    assert policy._due_s(60.0, state) == pytest.approx(140.0 / MEASURED_P90)
+
+
+def test_forecasts_are_less_uncertain_for_jobs_that_train() -> None:
     trains, waits = State(job("trains", 0.0, noise=2.0), left=0.5), State(job("waits", 90.0, noise=2.0))
 
     def held(state: State) -> Held:
         return Held({"t4": 1}, 100.0) if state is trains else Held({})
 
     found = joint_jobs(100.0, [trains, waits], lambda state: (), held, {"trains": 60.0}, {"trains": 660.0}, 1.3)
-    assert [(each.factor, each.spread) for each in found] == [(2.0, 1.1), (1.0, 1.3)]
+    assert [each.spread for each in found] == [1.1, 1.3]
     assert (found[0].starting_s, found[0].rest_s) == (START_S - 40.0, 560.0)
 
 

@@ -9,7 +9,8 @@ sublinear speed-up, the average completion time is least if short jobs get more 
 
 A job with a deadline that it can meet starts before all others, with the devices that it needs for that. Beyond that,
 more devices are of less use to it than to others (``NO_USE``), and also once the deadline can no longer be met. No job
-restarts on devices with which it misses its deadline, unless another one meets its own by that.
+restarts on devices with which it misses its deadline, unless another one meets its own by that. A job that does not
+become late by that restarts if another one meets its deadline by that, whatever it loses.
 
 A running job never gives up all its devices for others of its priority: if nothing is left for it, it starts first,
 with as few devices as possible, or as its deadline allows. Without this rule, it would keep what it has, because a move
@@ -33,13 +34,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 
 from dljob.scheduling.assignment.moves import (
+    becomes_late,
     fitting_moves,
     gains_by,
     helped_by,
     idle_option,
     movers,
     repays,
-    spoils_deadline,
+    rescues,
 )
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.patience import is_overdue
@@ -137,7 +139,8 @@ def assign_all(
 
     ``jobs``: sorted, the highest priority first. ``held``: what each job holds now. ``free``: number of devices by
     type, including those that running jobs hold. ``restart_s``: seconds of a restart. A running job that does not gain
-    restarts only for jobs of equal or higher priority that gain more than it loses.
+    restarts only for jobs of equal or higher priority that gain more than it loses, or of which one meets its deadline
+    by that.
     """
     parts = share(jobs, free, [i for i, mine in enumerate(held) if mine.devices])
     moving = movers(held, parts, free, restart_s)
@@ -145,15 +148,15 @@ def assign_all(
     gains = [
         part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
     ]
-    repay = {
-        i
-        for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
-        if m
-        and (own or repays(i, jobs, held, parts, others, restart_s))
-        and not spoils_deadline(i, jobs, held, parts, others, restart_s)
-    }
+    worthwhile = set[int]()
+    for i in (i for i, moves in enumerate(moving) if moves):
+        rescued = rescues(i, jobs, held, parts, helped, restart_s)
+        repaid = gains[i] or repays(i, jobs, held, parts, helped, restart_s)
+        late = becomes_late(i, jobs, held, parts, restart_s)
+        if (repaid and rescued) if late else (repaid or rescued):
+            worthwhile.add(i)
     # The parts of some need devices of jobs that do not move now.
-    fitting = fitting_moves(repay, held, parts, free)
+    fitting = fitting_moves(worthwhile, held, parts, free)
     moves = tuple(i in fitting for i in range(len(jobs)))
     return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
 

@@ -113,24 +113,48 @@ def repays(
     jobs: Sequence[Candidate],
     held: Sequence[Held],
     parts: Choices,
-    helped: Sequence[int],
+    helped: Sequence[Sequence[int]],
     restart_s: float,
 ) -> bool:
-    """Return True if the jobs in ``helped`` gain more than job ``i`` loses when it moves to its part.
+    """Return True if other jobs gain more than job ``i`` loses when it moves to its part.
 
     The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job ``i``.
+    ``helped``: for each job, the jobs that ``helped_by`` returns; none for a job that does not move.
+    """
+    gained_s, _ = _gained_s(i, jobs, held, parts, helped, restart_s, {i})
+    return bool(helped[i]) and gained_s >= max(MIN_GAIN_S, MIN_GAIN * held[i].left_s)
+
+
+def _gained_s(
+    i: int,
+    jobs: Sequence[Candidate],
+    held: Sequence[Held],
+    parts: Choices,
+    helped: Sequence[Sequence[int]],
+    restart_s: float,
+    counted: set[int],
+) -> tuple[float, float]:
+    """Return by how many seconds in total jobs end sooner if job ``i`` moves, and how long it makes room for others.
+
     Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When
     one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time, after
-    ``MIN_BETWEEN_S`` seconds or more.
+    ``MIN_BETWEEN_S`` seconds or more. A helped job that becomes slower moves only because others need what it holds. It
+    is a link of a chain: what these others gain counts, and what it loses. ``counted``: jobs that have been counted.
     """
-    mine, gained_s, slower_s = parts[i], 0.0, 0.0
+    mine, gained_s, apart_s = parts[i], 0.0, 0.0
     assert mine is not None
     left_s, count = held[i].left_s, sum(held[i].devices.values())
-    for j in helped:
+    for j in helped[i]:
         part = parts[j]
         assert part is not None
-        apart_s = min(max(part.seconds, MIN_BETWEEN_S), mine.seconds)
-        slower_s = max(slower_s, apart_s * (1 - left_s / mine.seconds))
+        if j in counted:
+            continue
+        counted.add(j)
+        if held[j].devices and part.seconds > held[j].left_s:
+            others_s, their_s = _gained_s(j, jobs, held, parts, helped, restart_s, counted)
+            gained_s, apart_s = gained_s + others_s, max(apart_s, their_s)
+            continue
+        apart_s = max(apart_s, part.seconds)
         if held[j].devices:
             gained_s += held[j].left_s - part.seconds - restart_s
             continue
@@ -139,20 +163,39 @@ def repays(
         done = min(1.0, both_s / part.seconds)
         ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
         gained_s += left_s + alone.seconds - ends_s
-    return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
+    slower_s = min(max(apart_s, MIN_BETWEEN_S), mine.seconds) * max(0.0, 1 - left_s / mine.seconds)
+    return gained_s - slower_s - 2 * restart_s, apart_s
 
 
-def spoils_deadline(
-    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, helped: Sequence[int], restart_s: float
-) -> bool:
-    """Return True if job ``i`` misses its deadline only by its move, and no job in ``helped`` meets its own by that."""
+def becomes_late(i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, restart_s: float) -> bool:
+    """Return True if job ``i`` misses its deadline only by its move."""
     due_s, part = jobs[i].due_s, parts[i]
     assert part is not None
-    if due_s is None or held[i].left_s > due_s or part.seconds + restart_s <= due_s:
+    return due_s is not None and held[i].left_s <= due_s < part.seconds + restart_s
+
+
+def rescues(
+    i: int,
+    jobs: Sequence[Candidate],
+    held: Sequence[Held],
+    parts: Choices,
+    helped: Sequence[Sequence[int]],
+    restart_s: float,
+) -> bool:
+    """Return True if a job meets its deadline only because job ``i`` moves.
+
+    It is one of those that job ``i`` helps, or that these help by their own moves. ``helped``: as for ``repays``.
+    """
+    reached, to_follow = {i}, [i]
+    while to_follow:
+        new = set(helped[to_follow.pop()]) - reached
+        reached |= new
+        to_follow += new
+    return any(_is_rescued(jobs[j], held[j], parts[j], restart_s) for j in reached - {i})
+
+
+def _is_rescued(job: Candidate, mine: Held, part: Option | None, restart_s: float) -> bool:
+    if job.due_s is None or part is None:
         return False
-    return not any(_rescued(jobs[j], held[j], parts[j]) for j in helped)
-
-
-def _rescued(job: Candidate, mine: Held, part: Option | None) -> bool:
-    late = not mine.devices or mine.left_s > (job.due_s or 0.0)
-    return job.due_s is not None and part is not None and part.seconds <= job.due_s and late
+    late = not mine.devices or mine.left_s > job.due_s
+    return late and part.seconds + (restart_s if mine.devices else 0.0) <= job.due_s

@@ -35,10 +35,9 @@ class JointJob:
 
     ``options``: its plans, with the seconds of its remaining training. ``spread``: 90th percentile of these seconds /
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
-    ``starting_s``: seconds until it trains, if it has just started. ``factor``: median of the true remaining time /
-    time that the assignment knows. ``first_part``: part of its training before which it does not move once it has
-    started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now. ``preempts``: as there.
-    ``waited_s``: seconds for which it has waited; 0 for a job that holds devices.
+    ``starting_s``: seconds until it trains, if it has just started. ``first_part``: part of its training before which
+    it does not move once it has started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now.
+    ``preempts``: as there. ``waited_s``: seconds for which it has waited; 0 for a job that holds devices.
     """
 
     key: Key
@@ -48,7 +47,6 @@ class JointJob:
     held: Held = WAITS
     rest_s: float = 0.0
     starting_s: float = 0.0
-    factor: float = 1.0
     first_part: float = 0.0
     weight: float = 1.0
     due_s: float | None = None
@@ -160,7 +158,7 @@ def simulate_joint(
     """Simulate the queue. Return for each waiting job the seconds until its start and its end; infinity: unknown.
 
     ``jobs``: waiting and running jobs in the order of the queue, the highest priority first. ``factors``: for each job,
-    and then for each arrival, true run time / predicted run time, beside ``JointJob.factor``. ``free``: devices that no
+    and then for each arrival, true run time / predicted run time. ``free``: devices that no
     job holds now, by type. ``arrivals``, ``endings``: in any order. ``budget``: None: decisions are not limited.
     ``first_s``: seconds until the first decision if nothing else leads to an earlier one.
     """
@@ -187,8 +185,7 @@ class _Simulation:
         self.found = dict.fromkeys(self.waits, (inf, inf))
         later = factors[len(jobs) :]
         coming = [
-            (each.in_s, _Job(each.job, each.job.factor * factor, came_s=each.in_s))
-            for each, factor in zip(arrivals, later, strict=True)
+            (each.in_s, _Job(each.job, factor, came_s=each.in_s)) for each, factor in zip(arrivals, later, strict=True)
         ]
         self.coming = sorted(coming, key=lambda each: each[0])
         self.endings = sorted(endings, key=lambda each: each.in_s)
@@ -297,6 +294,6 @@ class _Simulation:
 
 def _active(job: JointJob, factor: float) -> _Job:
     return _Job(
-        job, factor * job.factor, dict(job.held.devices), 1.0, job.held.left_s, job.starting_s,
+        job, factor, dict(job.held.devices), 1.0, job.held.left_s, job.starting_s,
         job.rest_s if job.held.devices else 0.0, bool(job.held.devices),
     )  # fmt: skip
