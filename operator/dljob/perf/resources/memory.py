@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
@@ -51,10 +52,19 @@ the measurements to which they were fitted. Of 33 later ones (``benchmarks/train
 rounds), one was 2 % above. ``PART_MARGIN`` covers it."""
 PART_MARGIN = 1.08
 """Factor on the predicted main memory of a rank with a part of a model on CPUs, beside its process."""
-PART_REPLICATED = 2.0
-"""Additional bytes for a byte of a part's parameters if the model has replicas. With two replicas of two stages of
-resnet18, the peak was 165 MiB in one run and 228 in another. The larger part has 40 MiB of parameters. Presumably, MPI
-buffers the gradients that a faster peer has sent."""
+EARLY_MESSAGE = 1.1
+"""Bytes that MPI takes for a byte of a message that arrives before its receive is posted. Over TCP, messages are below
+the eager limit, so that MPI stores them: 64 MiB in messages of 56 KiB took 70 MiB in the receiver, once for all steps,
+and 6 MiB in the sender (``benchmarks/training/early_messages.py``). Between ranks of a pod, they stay in the sender's
+buffer, apart from up to 16 MiB in /dev/shm, for which ``SHM_PER_RANK_NBYTES`` has room."""
+RECEIVE_WINDOW = 0.125
+"""Bytes of posted receives for a byte of gradients: four segments of up to 128 KiB for each bucket of 4 MiB."""
+CONVOLUTIONS_REPLICATED = 2.0
+"""Additional bytes for a byte of a part's parameters if a model with convolutions, or one that may have some, has
+replicas. In 8 runs of two replicas of two stages of resnet18, the peaks of the larger stage, whose parameters take 40
+MiB, were 170 to 172 MiB in 6 ranks and 220 to 238 in 10. It is memory of the heap that the others did not need. If the
+ranks reduced the empty gradients once before the first step, this happened to 2 of 8, so that presumably what MPI
+allocates between the passes splits blocks that gradients of 9 MiB had before."""
 DENSE: Mapping[str, float] = {"parameter_B": 1.2, "kept_B": 1.4}
 """Bytes for a byte of a term, in place of those of ``PART``, for whole and for split models without
 convolutions and recurrent layers. Their kernels copy no tensors to other layouts: tensors count once, and the rest is
@@ -171,6 +181,33 @@ def part_nbytes(
     factors = {term: max(1.0, factor) for term, factor in growth}
     held = PART["process"] + sum(factors.get(term, 1.0) * n for term, n in amounts.items())
     return PROCESS_NBYTES + PART_MARGIN * held
+
+
+def early_part(ranks: int, collective: CollectiveName) -> float:
+    """Return how much of a buffer a rank receives at most before it takes part in its sum over ``ranks`` ranks.
+
+    It is what other ranks can send without a message from this one: all but its own chunk in a ring, the whole buffer
+    in each of the log2 n exchanges of a tree and a butterfly, and halves, quarters and so on with halving-doubling.
+    Simulations of the schedules give the same (tests/trainer/comm/test_early_messages.py).
+    """
+    core = 1 << (ranks.bit_length() - 1)
+    if collective in ("Tree", "Butterfly"):
+        return float((ranks - 1).bit_length())
+    if collective == "HalvingDoubling":  # Ranks beyond a power of two first send a half to a partner.
+        return (core - 1) / core + (0.5 if ranks > core else 0.0)
+    return (ranks - 1) / ranks
+
+
+def replicas_nbytes(gradient_nbytes: float, replicas: int, collective: CollectiveName, *, is_dense: bool) -> float:
+    """Return the main memory in bytes that a rank needs to sum the gradients of its part over replicas of the model.
+
+    ``gradient_nbytes``: bytes of these gradients. ``collective``: the algorithm of the sum. ``is_dense``: as for
+    ``held_nbytes``.
+    """
+    if replicas == 1:
+        return 0.0
+    messages = (EARLY_MESSAGE * early_part(replicas, collective) + RECEIVE_WINDOW) * gradient_nbytes
+    return messages if is_dense else max(messages, CONVOLUTIONS_REPLICATED * gradient_nbytes)
 
 
 def largest_nbytes(workload: Workload, is_gpu: bool) -> float:

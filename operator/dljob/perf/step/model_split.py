@@ -17,8 +17,9 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import Literal
 
+from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import DENSE, PART, PART_REPLICATED, PREFETCHED_BATCHES, part_nbytes
+from dljob.perf.resources.memory import DENSE, PART, PREFETCHED_BATCHES, part_nbytes, replicas_nbytes
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -338,13 +339,14 @@ def rank_nbytes(
     is_gpu: bool,
     growth: TermFactors,
     checkpoints: bool,
+    collective: CollectiveName,
 ) -> int:
     """Return the memory in bytes that a rank needs on its device if ``ranks`` ranks split each replica of the model.
 
     ``batch``: samples per step of one replica. With ``checkpoints``, on CPUs, the result includes what ranks need while
     rank 0 gathers the state of the whole model in main memory (``gathering_nbytes``). All pods have the same size, so
     the rank with the most memory counts. Each rank creates only its part of the model. ``growth``: as for
-    ``memory.part_nbytes``.
+    ``memory.part_nbytes``. ``collective``: the algorithm that sums the gradients of replicas.
     """
     model = cut_up(workload)
     if strategy == "Pipeline":
@@ -360,7 +362,8 @@ def rank_nbytes(
         for each, largest in zip(parts, briefly, strict=True)
     ]
     if not is_gpu and replicas > 1:
-        needed = [n + PART_REPLICATED * each.parameters for n, each in zip(needed, parts, strict=True)]
+        sums = [replicas_nbytes(each.parameters, replicas, collective, is_dense=workload.is_dense) for each in parts]
+        needed = [n + more for n, more in zip(needed, sums, strict=True)]
     if not is_gpu and checkpoints:
         needed = [n + more for n, more in zip(needed, gathering_nbytes(workload, parts), strict=True)]
     return int(max(needed))

@@ -29,7 +29,7 @@ MEASURED: list[tuple[str, int, Literal["Pipeline", "Tensor"], int, int, float]] 
     ("mlp", 512, "Tensor", 2, 1, 14),
     ("resnet18", 16, "Pipeline", 2, 1, 163),
     ("resnet18", 16, "Pipeline", 4, 1, 132),
-    ("resnet18", 16, "Pipeline", 4, 2, 228),
+    ("resnet18", 16, "Pipeline", 4, 2, 239),
     ("resnet18", 64, "Pipeline", 2, 1, 230),
     ("resnet50", 8, "Pipeline", 2, 1, 304),
     ("resnet50", 8, "Pipeline", 4, 1, 236),
@@ -118,6 +118,8 @@ def test_plans_of_scripts_are_above_measured_peaks_and_close_to_them() -> None:
     ratios = {row[:-1]: script_nbytes(*row[:-1]) / MIB / row[-1] for row in MEASURED_SCRIPTS}
     assert min(ratios.values()) >= 1.05, ratios
     assert median(ratios.values()) <= 1.3, ratios
+    # Regression: messages between replicas counted twice the parameters of a part.
+    assert max(ratio for (net, *_, replicas), ratio in ratios.items() if replicas > 1) <= 1.35, ratios
     assert (
         max(ratio for case, ratio in ratios.items() if case[0].startswith(("decoder", "mixer")) and case[-1] == 1)
         <= 1.32

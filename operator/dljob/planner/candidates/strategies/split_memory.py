@@ -55,6 +55,7 @@ def _rank_nbytes(candidate: SplitCandidate, batch: int, model: split.Model, chec
         option.pool.is_gpu,
         option.device.growth_factors,
         checkpoints,
+        candidate.collective,
     )
 
 
