@@ -41,7 +41,8 @@ def rank(segment_nbytes: int, wait_s: float) -> None:
     """Send or receive once, and print this rank's growth as JSON."""
     from dltrain.comm.process_group import ProcessGroup
 
-    comm = ProcessGroup.start().comm
+    process_group = ProcessGroup.start()
+    comm = process_group.comm
     sends, count = comm.Get_rank() == 0, TOTAL_NBYTES // segment_nbytes
     data = np.ones((count, segment_nbytes), np.uint8)  # written, so that receives add no pages
     comm.sendrecv(b"", 1 - comm.Get_rank())  # connects both
@@ -59,6 +60,7 @@ def rank(segment_nbytes: int, wait_s: float) -> None:
     after = memory_nbytes()
     row = {"rank": comm.Get_rank(), "early": early["RssAnon"] - before["RssAnon"]}
     print("row", json.dumps(row | {"shared": after["RssShmem"] - before["RssShmem"]}), flush=True)
+    process_group.close()
 
 
 def measured(transport: str, segment_nbytes: int, wait_s: float) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ PART_MARGIN = 1.08
 """Factor on the predicted main memory of a rank with a part of a model on CPUs, beside its process."""
 EARLY_MESSAGE = 1.1
 """Bytes that MPI takes for a byte of a message that arrives before its receive is posted. Over TCP, messages are below
-the eager limit, so that MPI stores them: 64 MiB in messages of 56 KiB took 68 MiB in the receiver, once for all steps,
+the eager limit, so that MPI stores them: 64 MiB in messages of 56 KiB took 70 MiB in the receiver, once for all steps,
 and 6 MiB in the sender (``benchmarks/training/early_messages.py``). Between ranks of a pod, they stay in the sender's
 buffer, apart from up to 16 MiB in /dev/shm, for which ``SHM_PER_RANK_NBYTES`` has room."""
 RECEIVE_WINDOW = 0.125
