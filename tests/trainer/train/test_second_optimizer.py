@@ -1,4 +1,4 @@
-"""A second optimizer beside that of ``t.wrap``: its parameters are neither equal on all ranks nor in checkpoints."""
+"""A second optimizer beside that of ``t.wrap``, and a second update with the same batch: ranks do not sum their gradients."""
 
 import warnings
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.plans import make_plan
+from support.trainer.ranks import BODIES, run_ranks
 
 
 def train(update: Callable[[nn.Module, Tensor], None]) -> None:
@@ -58,3 +59,12 @@ def test_inputs_and_parameters_of_the_model_may_have_an_optimizer_of_their_own()
         warnings.simplefilter("error")
         train(disturb)
         train(lambda model, x: SGD(model.parameters(), 0.01).step())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_second_update_with_the_same_batch_is_refused_on_several_ranks(ranks: int) -> None:
+    """Fixed bug: the parameters of ranks differed from the first step on, and the error at the end blamed a device."""
+    ended = run_ranks(ranks, BODIES / "training/second_update.py", str(ranks))
+    expected = "3 steps" if ranks == 1 else "after 1 steps: opt.step(): found a second call for the same batch"
+    assert ended.code == 0 and ended.output.count(expected) == ranks, ended.output

@@ -77,5 +77,6 @@ def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Ma
         others = ", ".join(str(rank) for rank in ranks if rank not in wrong)
         raise ParametersDivergedError(
             f"after step {step}, parameters of rank {', '.join(map(str, wrong))} differ from those of rank {others}; "
-            "expected equal ones. Memory or a device failed, or the script changes parameters on some ranks only"
+            "expected equal ones. Memory or a device failed, or the script changes parameters on some ranks only, or "
+            "not by the optimizer of t.wrap"
         )

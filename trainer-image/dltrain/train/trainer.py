@@ -82,9 +82,8 @@ class Trainer(HeldOut, ModelCalls):
         """Estimate of the run's gradient noise scale in samples, a measure of the useful batch size."""
         self.budget = Budget()
         """Estimate of the fraction of a CPU that this rank gets, which is below 1 under a CPU quota."""
-        self._scaling = Scaling(plan.optimizer, plan.global_batch)
+        self._scaling, self._early_end = Scaling(plan.optimizer, plan.global_batch), EarlyEnd()
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
-        self._early_end = EarlyEnd()
         energy = meter(device, process_group.local_rank)
         self.progress = Progress(reporter, process_group.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
@@ -262,8 +261,8 @@ class Trainer(HeldOut, ModelCalls):
         """
         check_loader("t.steps", loader)
         self._check_loop(accumulate=accumulate)
-        counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
-        usage_checks.check_samples([int(count) for (count,) in counts])
+        rows = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
+        usage_checks.check_samples(rows)
         self.checkpoint_manager.use_samples(loader.samples)
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)

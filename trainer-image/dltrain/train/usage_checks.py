@@ -1,7 +1,7 @@
 """Checks of a training script's API calls, so that an incorrect call fails itself instead of a later call."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ NO_UPDATE = (
     "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
     "To accumulate gradients, use t.steps(loader, accumulate=True), or split one batch into micro-batches and use "
     "t.no_sync()"
+)
+SECOND_UPDATE = (
+    "opt.step(): found a second call for the same batch; expected one. Ranks sum gradients once for each batch, so "
+    "that parameters would differ between ranks after a second update. Take another batch of t.steps for each update"
 )
 
 
@@ -124,11 +128,12 @@ def numbers(values: Any) -> Sequence[float]:
     return found
 
 
-def check_samples(counts: Sequence[int]) -> None:
+def check_samples(rows: Iterable[Iterable[float]]) -> None:
     """Raise MisuseError if the dataset does not have the same number of samples on all ranks.
 
-    ``counts``: the number of samples of each rank's dataset.
+    ``rows``: a row of one number for each rank, the number of samples of its dataset.
     """
+    counts = [int(count) for (count,) in rows]
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …; expected the whole "

@@ -58,6 +58,8 @@ class Step:
         self._loss_scale, self._device = loss_scale, device
         self.open = False
         """True from ``begin`` until the optimizer has updated the parameters."""
+        self._is_updated = False
+        """True after the update, while the body of the script's loop goes on with the same batch."""
         self.given_up = False
         """True if ranks were lost in this step, so that it will be computed again."""
         self.weight = 1.0
@@ -121,7 +123,7 @@ class Step:
         self._carry()
         self._buffers_before = BufferCopies(team.model) if team.elastic.active else None
         self.open, self.given_up, self.logged_by_run = True, False, False
-        self.left_out = self._received = False
+        self.left_out = self._received = self._is_updated = False
         self._scale = None
 
     def begin_micro_batch(self, part: Part, *, last: bool) -> None:
@@ -169,8 +171,11 @@ class Step:
         """Wait for the reduced gradients before an update of the optimizer. Outside of a step, do nothing.
 
         If ranks were lost meanwhile, abandon the step (``given_up``) and return. Raise DivergedError if a loss or
-        gradient is not finite, and PeerLostError if the run cannot continue without the lost ranks.
+        gradient is not finite, PeerLostError if the run cannot continue without the lost ranks, and MisuseError for
+        a second update with the same batch, for which several workers would not sum the gradients.
         """
+        if self._is_updated and self._team.workers > 1:
+            raise MisuseError(usage_checks.SECOND_UPDATE)
         if not self.open:
             return  # an update outside of the loop over steps: dltrain does nothing
         if not self._receive() or self.left_out:
@@ -292,6 +297,7 @@ class Step:
             if parallel.sharded:
                 self._synchronize()
         self.watch.waited()
+        self._is_updated = True
         return True
 
     def give_up(self) -> None:
@@ -311,6 +317,7 @@ class Step:
         ``fetch_s``: seconds to load the step's batch, here or in a worker. ``first``: True for the first step of
         this process, which allocates and compiles.
         """
+        self._is_updated = False
         team, agreed = self._team, self.agreed_step
         agree_s = team.elastic.agree_s
         times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
