@@ -22,6 +22,11 @@ Most strings are times and messages, which soon exist nowhere else. Those that a
 """
 MAX_SECTION, MAX_SECTIONS = 2**10, 2**11
 """Maximum length of the JSON text of a section that is shared, and maximum number of known ones."""
+MAX_SECTION_PARTS = 32
+"""Maximum number of maps and lists of such a section. Of empty lists alone, 1 KiB of text would take 35 KiB in memory.
+
+Known sections outlast their jobs: whoever edits one job again and again could fill memory that no limit counts.
+"""
 MAX_BRIEF = 64
 """Maximum number of conditions that are read without decompressing the status. The operator writes fewer."""
 MAX_DEPTH = 16
@@ -85,7 +90,7 @@ def _section(value: Any) -> Any:
     if not isinstance(value, dict | list):
         return compact(value)
     text = json.dumps(value)
-    if len(text) > MAX_SECTION:
+    if len(text) > MAX_SECTION or text.count("[") + text.count("{") > MAX_SECTION_PARTS:
         return compact(value)
     if len(_SECTIONS) >= MAX_SECTIONS:
         _SECTIONS.clear()

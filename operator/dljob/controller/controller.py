@@ -264,8 +264,11 @@ class Controller:
                 late.append(failure)
         if await self._publish(observed, desired) and desired.status is not None:
             self._metrics.record_transition(before, desired.status, observed.job.namespace)
-        if await kube.look_again(job, desired.objects):  # After the status, which is more urgent.
-            self._queue.add_after(job.key, RECHECK_S)
+        try:
+            if await kube.look_again(job, desired.objects):  # After the status, which is more urgent.
+                self._queue.add_after(job.key, RECHECK_S)
+        except RejectedError:
+            self._queue.add(job.key)  # That applies the object first, and begins with the status that is written now.
         if (failed_late := next(filter(None, late), None)) is not None:
             raise failed_late  # The status is written, and the rest is tried again.
 

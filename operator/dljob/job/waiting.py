@@ -82,8 +82,7 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
 
 def lacks_quota(job: JobSeen) -> bool:
     """Return True if the status of a job says that the quotas of its namespace leave too little for its plan."""
-    found = (item for item in job.status.get("conditions") or () if item.get("type") == "Planned")
-    return not ended(job) and any(item.get("reason") == QUOTA_EXCEEDED for item in found)
+    return not ended(job) and brief_conditions(job.status).get("Planned", ABSENT)[1] == QUOTA_EXCEEDED
 
 
 def stops(job: JobSeen) -> bool:

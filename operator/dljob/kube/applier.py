@@ -24,8 +24,8 @@ from dljob.kube.answers import ApiError, RejectedError
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
-from dljob.kube.ownership import name_taken
-from dljob.kube.rest import FIELD_OWNER, Api, Body
+from dljob.kube.ownership import name_taken, only_ours
+from dljob.kube.rest import Api, Body
 from dljob.render import Names
 from dljob.render.config import Manifest
 
@@ -43,6 +43,10 @@ class _Applied(NamedTuple):
     uid: str | None
     version: str | None
     """The object's resourceVersion after it was applied."""
+
+
+_TO_APPLY = _Applied("", 0.0, None, None)
+"""In place of an object that was not applied, so that ``apply`` applies it, whatever the plan's ConfigMap records."""
 
 
 class _AppliedToJob(CompactJson):
@@ -63,11 +67,6 @@ class _AppliedObjects:
 
     def put(self, job: JobSeen, kind: Kind, name: str, applied: _Applied) -> None:
         self._of[job.key] = _AppliedToJob({**self._all(job), f"{kind.kind} {name}": applied})
-
-    def forget(self, job: JobSeen, kind: Kind, name: str) -> None:
-        gone = f"{kind.kind} {name}"
-        if gone in (known := self._all(job)):
-            self._of[job.key] = _AppliedToJob({what: applied for what, applied in known.items() if what != gone})
 
     def forget_job(self, key: JobKey) -> None:
         self._of.pop(key, None)
@@ -132,15 +131,33 @@ class Applier:
         looks = await complete_all((self._is_unchanged(job, _kind(item), item, digest) for item, digest in due))
         changed = [pair for pair, unchanged in zip(due, looks, strict=True) if not unchanged]
         for group in _ordered(changed, Names.of(job).plan):
-            await complete_all(self._apply(job, *pair, None) for pair in group)
+            await complete_all(self._apply_again(job, *pair) for pair in group)
         return len(changed)
+
+    async def _apply_again(self, job: JobSeen, manifest: Manifest, digest: str) -> None:
+        """Apply an object that ``look_again`` has found changed. After an error, it is due again at once.
+
+        If the object is rejected, ``apply`` is the next to try, so that the job's status says why before anything else.
+        """
+        kind, name = _kind(manifest), manifest["metadata"]["name"]
+        last = self._applied.get(job, kind, name)
+        try:
+            await self._apply(job, manifest, digest, None)
+        except RejectedError:
+            self._applied.put(job, kind, name, _TO_APPLY)
+            raise
+        except ApiError:
+            self._applied.put(job, kind, name, last or _TO_APPLY)
+            raise
 
     def _overdue(self, job: JobSeen, manifest: Manifest) -> str | None:
         """Return the digest of an object's manifest if it is time to look at the object again; otherwise None."""
         if _watched(manifest):
             return None
         last = self._applied.get(job, _kind(manifest), manifest["metadata"]["name"])
-        return None if last is None or within(job, last.at, self._resync_s) else last.digest
+        if last is None or not last.digest or within(job, last.at, self._resync_s):
+            return None
+        return last.digest
 
     async def create_pod(self, job: JobSeen, pod: Manifest) -> None:
         """Create a pod. Do nothing if it exists: a request whose answer was lost is sent again.
@@ -218,7 +235,8 @@ class Applier:
             answer = await self._api.apply(kind, body, force=uid is not None)
             answer = await self._without_added(answer, manifest) if is_plan else answer
         except ApiError as error:
-            self._applied.forget(job, kind, name)
+            if not watched:
+                self._applied.put(job, kind, name, _TO_APPLY)
             if error.rejected or (error.code == 500 and "typed" in error.message):
                 raise RejectedError(kind.kind, name, error.message) from error
             raise
@@ -233,7 +251,8 @@ class Applier:
         """Return True if nobody has changed an object since the operator applied it from a manifest with this digest.
 
         The request for its metadata costs the API server much less than an apply. If another process of the operator
-        has applied the object, so that its resourceVersion is not known, nobody else may own fields of it.
+        has applied the object, so that its resourceVersion is not known, the operator must be the only owner of its
+        fields, and own all fields of the manifest.
         """
         name = manifest["metadata"]["name"]
         last = self._applied.get(job, kind, name)
@@ -246,10 +265,10 @@ class Applier:
                 return False  # To apply it again needs no permission to read it.
             if not error.not_found:
                 raise
-            self._applied.forget(job, kind, name)
+            self._applied.put(job, kind, name, last._replace(uid=None, version=None))
             return False
         if last.version is None:
-            unchanged = _only_ours(job, meta, digest)
+            unchanged = only_ours(job, meta, manifest, digest)
         else:
             unchanged = (meta["uid"], meta.get("resourceVersion")) == (last.uid, last.version)
         if unchanged:
@@ -311,16 +330,6 @@ def has_plan(cache: Cache, job: JobSeen, wanted: Iterable[Manifest]) -> bool:
         return True
     found = cache.found(kinds.CONFIG_MAP, job.namespace, name)
     return found is not None and found.seen.plan == plan["data"]
-
-
-def _only_ours(job: JobSeen, meta: Body, digest: str) -> bool:
-    """Return True if an object is as the operator applied it from the manifest with this digest.
-
-    Each change by another client leaves its name among the owners of fields. ``meta``: the object's metadata.
-    """
-    owners = {(item.get("manager"), item.get("operation")) for item in meta.get("managedFields") or ()}
-    applied = (meta.get("annotations") or {}).get(APPLIED_ANNOTATION)
-    return (owner_uid({"metadata": meta}), applied, owners) == (job.uid, digest, {(FIELD_OWNER, "Apply")})
 
 
 def _watched(manifest: Manifest) -> bool:

@@ -30,6 +30,7 @@ from dljob.kube.kinds import (
 )  # fmt: skip
 from dljob.kube.rest import FIELD_OWNER
 from support.builders import NOW
+from support.servers import field_ownership
 
 Json = dict[str, Any]
 WATCHED = (
@@ -54,14 +55,6 @@ def _field(body: Json, path: str, default: str) -> Any:
     """Return the field that a field selector names, such as involvedObject.uid."""
     parent, _, name = path.rpartition(".")
     return (body[parent] if parent else body).get(name, default)
-
-
-def _owned(body: Mapping[str, Any], manager: str, operation: str, old: Json | None) -> Json:
-    """Return a change of an object with its manager among the owners of the object's fields."""
-    owners = ((old or {}).get("metadata") or {}).get("managedFields") or []
-    owner = {"manager": manager, "operation": operation}
-    owners = owners if owner in owners else [*owners, owner]
-    return {**body, "metadata": {**(body.get("metadata") or {}), "managedFields": owners}}
 
 
 class FakeApi:
@@ -154,7 +147,8 @@ class FakeApi:
         old = self.objects.get((kind.plural, meta.get("namespace") or "", meta["name"]))
         if kind is PROVISIONING_REQUEST and old is not None and old["spec"] != body["spec"]:
             raise ApiError(422, "Invalid", "spec: Value is immutable")
-        return self._store(kind, merged(old or {}, _owned(body, FIELD_OWNER, "Apply", old)))
+        _, managed = field_ownership.applied(old or {"metadata": {}}, dict(body), FIELD_OWNER)
+        return self._store(kind, merged(merged(old or {}, body), {"metadata": {"managedFields": managed}}))
 
     async def merge(
         self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
@@ -162,7 +156,10 @@ class FakeApi:
         if kind is DLJOB and subresource == "status" and self.status_errors:
             raise self.status_errors.pop(0)
         old = await self.get(kind, namespace, name)
-        return self._store(kind, merged(old, patch if subresource else _owned(patch, "somebody", "Update", old)))
+        new = merged(old, patch)
+        if not subresource:
+            new["metadata"] = {**new["metadata"], "managedFields": field_ownership.updated(old, new, "somebody")}
+        return self._store(kind, new)
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, **_: Any) -> None:
         found = self.objects.pop((kind.plural, namespace or "", name), None)

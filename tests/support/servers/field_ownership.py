@@ -1,6 +1,6 @@
-"""The ownership of the fields of a spec by field managers, as the API server records it in ``metadata.managedFields``.
+"""The ownership of an object's fields by field managers, as the API server records it in ``metadata.managedFields``.
 
-Only the spec is modelled, and a list is one field. An object from ``HttpApiServer.put`` has no owners.
+The status is left out, and a list is one field. An object from ``HttpApiServer.put`` has no owners.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,17 +11,16 @@ Path = tuple[str, ...]
 
 
 def applied(before: Json, body: Json, manager: str) -> tuple[Json, list[Json]]:
-    """Return spec and managed fields of the object ``before`` after a server-side apply of ``body`` with force.
+    """Return content and managed fields of the object ``before`` after a server-side apply of ``body`` with force.
 
+    The content is everything that clients own: no status, and of the metadata, only labels, annotations and owners.
     Fields that only the manager's last apply had, and that ``body`` lacks, are removed.
     """
     entries = _entries(before)
-    key, wanted = (manager, "Apply"), _values(body["spec"])
+    key, wanted = (manager, "Apply"), _values(_content(body))
     others = set[Path]().union(*(paths for other, paths in entries.items() if other != key))
     kept = {
-        path: value
-        for path, value in _values(before.get("spec") or {}).items()
-        if path not in entries.get(key, set()) - others
+        path: value for path, value in _values(_content(before)).items() if path not in entries.get(key, set()) - others
     }
     for other, paths in entries.items():
         entries[other] = {path for path in paths if path not in wanted or kept.get(path) == wanted[path]}
@@ -31,18 +30,25 @@ def applied(before: Json, body: Json, manager: str) -> tuple[Json, list[Json]]:
 def updated(before: Json, after: Json, manager: str) -> list[Json]:
     """Return the managed fields of ``after``, into which an update by ``manager`` has changed the object ``before``.
 
-    A changed field belongs to the manager alone. An update may also write ``metadata.managedFields`` itself.
+    A changed field belongs to the manager alone. A manager that only removes fields owns none. An update may also write ``metadata.managedFields`` itself.
     """
-    old, new = (_values(each.get("spec") or {}) for each in (before, after))
+    old, new = (_values(_content(each)) for each in (before, after))
     changed = {path for path, value in new.items() if path not in old or old[path] != value}
     entries = {key: paths & new.keys() - changed for key, paths in _entries(after).items()}
     key = (manager, "Update")
     return _managed({**entries, key: entries.get(key, set()) | changed})
 
 
+def _content(body: Mapping[str, Any]) -> Json:
+    found = {name: value for name, value in body.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    meta = body.get("metadata") or {}
+    own = {name: meta[name] for name in ("annotations", "labels", "ownerReferences") if name in meta}
+    return {**found, "metadata": own} if own else found
+
+
 def _entries(body: Json) -> dict[tuple[str, str], set[Path]]:
     return {
-        (entry["manager"], entry["operation"]): set(_paths(entry["fieldsV1"].get("f:spec", {})))
+        (entry["manager"], entry["operation"]): set(_paths(entry["fieldsV1"]))
         for entry in body["metadata"].get("managedFields") or ()
     }
 
@@ -56,7 +62,7 @@ def _managed(entries: Mapping[tuple[str, str], set[Path]]) -> list[Json]:
             for name in path:
                 place = place.setdefault(f"f:{name}", {})
         if fields:
-            found.append({"manager": manager, "operation": operation, "fieldsV1": {"f:spec": fields}})
+            found.append({"manager": manager, "operation": operation, "fieldsV1": fields})
     return found
 
 

@@ -191,7 +191,8 @@ class HttpApiServer:
                 {"kind": "Status", "code": 422, "reason": "Invalid", "message": "invalid",
                  "details": {"causes": self.causes}}, status=422)  # fmt: skip
         before = self.objects.get(key, {"metadata": {"uid": f"uid-{self.version + 1}"}})
-        spec, managed = field_ownership.applied(before, body, manager)
+        content, managed = field_ownership.applied(before, body, manager)
+        spec = content["spec"]
         generation = before["metadata"].get("generation", 0) + (before.get("spec") != spec)
         metadata = {**before["metadata"], **body["metadata"], "generation": generation, "managedFields": managed}
         changed = {**before, **body, "spec": spec, "metadata": metadata}

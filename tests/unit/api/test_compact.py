@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dljob.api import compact as module
 from dljob.api.compact import (
     MAX_SECTION,
+    MAX_SECTION_PARTS,
     MAX_SHARED,
     MAX_UNPACKED,
     CompactJson,
@@ -93,9 +94,20 @@ def test_shared_sections_are_equal_and_shared(spec: dict[str, Any]) -> None:
     first, second = (shared_sections(json.loads(json.dumps(spec))) for _ in range(2))
     assert first == second == spec and list(first) == list(spec)
     short = [
-        name for name, item in spec.items() if isinstance(item, dict | list) and len(json.dumps(item)) < MAX_SECTION
+        name
+        for name, item in spec.items()
+        if isinstance(item, dict | list)
+        and len(text := json.dumps(item)) < MAX_SECTION
+        and text.count("[") + text.count("{") <= MAX_SECTION_PARTS
     ]
     assert all(first[name] is second[name] for name in short)
+
+
+def test_sections_that_take_much_more_memory_than_their_text_are_not_kept() -> None:
+    spec = {"dense": [[] for _ in range(100)], "usual": [{"key": str(number)} for number in range(10)]}
+    first, second = (shared_sections(json.loads(json.dumps(spec))) for _ in range(2))
+    assert first == second == spec
+    assert first["usual"] is second["usual"] and first["dense"] is not second["dense"]
 
 
 @given(JSON, JSON)

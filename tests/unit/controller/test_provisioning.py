@@ -95,12 +95,12 @@ def test_job_says_that_the_operator_may_not_read_the_answer_of_the_autoscaler() 
     """Fixed bug: it asked for nodes again and again, and said that no autoscaler had answered."""
 
     async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
-        operator.cache.unreadable.add(PROVISIONING_REQUEST)
+        operator.cache.unread(PROVISIONING_REQUEST, None)
         key = await waiting(cluster, operator)
         assert "may not list" in operator.message(key, "Admitted") and await autoscaler.requests() == []
         await later(cluster, operator, 2 * TIMEOUT_S, key)
         assert operator.condition(key, "Admitted") == ("False", "WaitingForNodes")
-        operator.cache.unreadable.clear()
+        operator.cache.prune(PROVISIONING_REQUEST, (), None)
         await later(cluster, operator, 1.0)
         await operator.watch(RECHECK_S)
         assert len(await autoscaler.requests()) == 1

@@ -18,6 +18,7 @@ from dljob.kube.kinds import (
     LIMIT_RANGE,
     POD,
     PRIORITY_CLASS,
+    PROVISIONING_REQUEST,
     QUOTA,
     STORAGE_CLASS,
     VOLUME,
@@ -160,6 +161,27 @@ def test_storage_classes_are_unknown_until_the_operator_may_list_them() -> None:
         return found
 
     assert run(body()) == [(True, None), (True, ())]
+
+
+def test_requests_to_autoscalers_are_unknown_only_where_the_operator_may_not_list_them() -> None:
+    """Fixed bug: if one of the watched namespaces was deleted, jobs in all others could ask for no nodes."""
+
+    async def body() -> list[bool]:
+        cache = Cache()
+        cache.put(DLJOB, dljob())
+        found = []
+        for namespace in ("gone", "ns"):
+            api = Guarded("list", 0.0)
+            observer = Reflector(api, cache, PROVISIONING_REQUEST, namespace, "", lambda *_: None, lambda _: None)
+            task = asyncio.create_task(observer.run())
+            await asyncio.sleep(60)
+            task.cancel()
+            observed = cache.observe(("ns", "digits"))
+            assert observed is not None
+            found.append(observed.provisioning_readable)
+        return found
+
+    assert run(body()) == [True, False]
 
 
 class Guarded(Api):

@@ -166,6 +166,8 @@ class Queue:
         A job that holds devices keeps these, but takes no others from the first in line because its spec has changed
         (for example by ``kubectl scale``), because it is slower than predicted, or for its own gain.
         """
+        if not (waiting or short):
+            return plan, None
         holds = self.holds_devices(key)
         moves = not holds or gains or _wants_others(question)
         for gone in self._known.keys() - waiting.keys() - short.keys():

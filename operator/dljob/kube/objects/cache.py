@@ -122,8 +122,7 @@ class Cache:
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         claims, classes, volumes = (self._stores[kind.plural] for kind in (CLAIM, STORAGE_CLASS, VOLUME))
         self._storage = storage.CachedStorage(claims.entries, claims.by_namespace, classes.entries, volumes.entries)
-        self.unreadable = set[Kind]()
-        """Kinds that the operator may not list, and has not listed since it started. ``prune`` removes a kind."""
+        self._unreadable = set[tuple[Kind, str | None]]()
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self.touched, self.plans = TouchedJobs(), StoredPlans()
@@ -251,7 +250,7 @@ class Cache:
         ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Objects with a newer
         version are not removed; None: nothing is removed. ``namespace``: namespace of the list; None: all.
         """
-        self.unreadable.discard(kind)
+        self._unreadable.discard((kind, namespace))
         uids, store, newest = set(present), self._stores[kind.plural], -1 if before is None else before
         gone = [
             key
@@ -262,6 +261,14 @@ class Cache:
         for key in gone:
             self.drop(kind, *key)
         return [job for job in jobs if job is not None]
+
+    def unread(self, kind: Kind, namespace: str | None) -> None:
+        """Note that the operator may not list a kind, until ``prune`` gets a list. ``namespace``: None: all."""
+        self._unreadable.add((kind, namespace))
+
+    def readable(self, kind: Kind, namespace: str | None = None) -> bool:
+        """Return True unless the operator may not list the objects of a kind in a namespace."""
+        return self._unreadable.isdisjoint({(kind, None), (kind, namespace)})
 
     def jobs(self) -> Iterator[JobSeen]:
         # The list is a copy, because the thread of the metrics iterates too.
@@ -359,7 +366,7 @@ class Cache:
             sets=sets,
             pods=tuple(pods),
             claims=claims,
-            classes=None if STORAGE_CLASS in self.unreadable else self._storage.classes(),
+            classes=self._storage.classes() if self.readable(STORAGE_CLASS) else None,
             volumes=self._storage.volumes(claims.values()),
             report=report.report_text,
             report_problem=report.report_problem,
@@ -378,7 +385,7 @@ class Cache:
             evictions=during(job, self._evictions.of(key)),
             look_evictions=during(job, self._look_evictions.of(key)),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
-            provisioning_readable=PROVISIONING_REQUEST not in self.unreadable,
+            provisioning_readable=self.readable(PROVISIONING_REQUEST, job.namespace),
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )

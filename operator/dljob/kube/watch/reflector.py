@@ -146,7 +146,7 @@ class Reflector:
                     version = ""
                 stale = self.kind is PROVISIONING_REQUEST and not asked  # What was read before is of no use.
                 if error.forbidden and self.kind.optional and (stale or not self.synced.is_set()):
-                    self._cache.unreadable.add(self.kind)
+                    self._cache.unread(self.kind, self.namespace)
                     self.synced.set()
                 await asyncio.sleep(delay_s)
 

@@ -273,6 +273,25 @@ def test_queued_jobs_cost_no_planning_while_nothing_changes() -> None:
     on_two_nodes(body)
 
 
+def test_plans_that_are_only_shown_cost_no_new_search_for_the_start_of_the_first_in_line() -> None:
+    """Fixed bug: after each of them, the start of the first in line was searched for again."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        operator.asked.clear()
+        cluster.submit("shown", second=3, **SMALL, planning={"mode": "PlanOnly"})
+        other = cluster.submit("other", second=4, **LONG)
+        await operator.watch()
+        assert operator.planned(other) == "Queued"
+        assert big not in operator.asked
+
+    on_two_nodes(body)
+
+
 def test_job_that_is_overtaken_shows_its_new_place() -> None:
     """Fixed bug: a waiting job showed the place at which it was last planned, for up to five minutes."""
 

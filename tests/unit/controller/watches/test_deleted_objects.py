@@ -26,6 +26,14 @@ async def has_service(cluster: FakeCluster, key: JobKey) -> bool:
         return False
 
 
+async def report(cluster: FakeCluster, key: JobKey, **changes: Any) -> None:
+    """Change the job's report, as its coordinator does."""
+    name = f"{key[1]}-report"
+    text = (await cluster.api.get(CONFIG_MAP, key[0], name))["data"][dlcontract.REPORT_KEY]
+    changed = dlcontract.Report.parse(text).model_copy(update=changes)
+    await cluster.api.merge(CONFIG_MAP, key[0], name, {"data": {dlcontract.REPORT_KEY: changed.to_json()}})
+
+
 @pytest.mark.parametrize(("recovers", "stepped_s"), [(True, 0.0), (True, -3600.0), (False, 0.0)])
 def test_deleted_service_of_a_job_that_recovers_is_created_within_a_minute(
     recovers: bool, stepped_s: float, monkeypatch: pytest.MonkeyPatch
@@ -44,11 +52,7 @@ def test_deleted_service_of_a_job_that_recovers_is_created_within_a_minute(
         await cluster.api.delete(SERVICE, *key)
         offset_s[0] = stepped_s
         if recovers:
-            text = (await cluster.api.get(CONFIG_MAP, key[0], f"{key[1]}-report"))["data"][dlcontract.REPORT_KEY]
-            report = dlcontract.Report.parse(text)
-            lost = report.model_copy(update={"phase": dlcontract.RunPhase.RESTARTING, "failure": FAILURE})
-            data = {dlcontract.REPORT_KEY: lost.to_json()}
-            await cluster.api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", {"data": data})
+            await report(cluster, key, phase=dlcontract.RunPhase.RESTARTING, failure=FAILURE)
         await operator.watch(60.0)
         assert await has_service(cluster, key) is recovers
 
@@ -56,7 +60,7 @@ def test_deleted_service_of_a_job_that_recovers_is_created_within_a_minute(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("change", ["none", "changed", "deleted"])
+@pytest.mark.parametrize("change", ["none", "changed", "removed", "deleted"])
 def test_resync_applies_only_what_somebody_has_changed_or_deleted(
     change: str, restarts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +80,8 @@ def test_resync_applies_only_what_somebody_has_changed_or_deleted(
             await cluster.api.merge(
                 SERVICE, *key, {"spec": {"clusterIP": "10.0.0.1", "selector": {"dljob.dev/job": "other"}}}
             )
+        elif change == "removed":  # As by ``kubectl edit``: a client that only removes fields owns none.
+            await cluster.api.merge(SERVICE, *key, {"spec": {"publishNotReadyAddresses": None}})
         elif change == "deleted":
             await cluster.api.delete(SERVICE, *key)
         applied = list[str]()
@@ -97,7 +103,8 @@ def test_resync_applies_only_what_somebody_has_changed_or_deleted(
                 await operator.watch(3.0)
         assert applied == ([] if change == "none" else ["Service"])
         after = await cluster.api.get(SERVICE, *key)
-        assert after["spec"]["selector"] == before["spec"]["selector"]
+        for name in ("selector", "publishNotReadyAddresses"):
+            assert after["spec"][name] == before["spec"][name]
 
     together({"n1": T4}, body)
 
@@ -120,12 +127,51 @@ def test_status_does_not_wait_for_the_looks_at_other_objects(monkeypatch: pytest
 
         monkeypatch.setattr(cluster.api, "metadata_of", slow)
         offset_s[0] += 601.0
-        text = (await cluster.api.get(CONFIG_MAP, key[0], f"{key[1]}-report"))["data"][dlcontract.REPORT_KEY]
-        report = dlcontract.Report.parse(text).model_copy(update={"step": 777})
-        data = {dlcontract.REPORT_KEY: report.to_json()}
-        await cluster.api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", {"data": data})
+        await report(cluster, key, step=777)
         await operator.watch(15.0)
         assert (await cluster.api.get(DLJOB, *key))["status"]["progress"]["step"] == 777
         answered.set()
+
+    together({"n1": T4}, body)
+
+
+@pytest.mark.parametrize(
+    "error", [ApiError(500, "InternalError", "no etcd"), ApiError(403, "Forbidden", "no")], ids=str
+)
+def test_deleted_object_is_applied_again_as_soon_as_the_api_server_accepts_it(
+    error: ApiError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: if that failed once, the operator took the object for applied, and looked again minutes later.
+
+    Until then, the job's status is written, once in each reconcile.
+    """
+    offset_s = [0.0]
+    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+    monkeypatch.setattr(applier.random, "uniform", lambda low, high: low)
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, key, "n1")
+        await cluster.api.delete(SERVICE, *key)
+        apply, fails = cluster.api.apply, [True]
+
+        async def failing(kind: Any, body: Any, *rest: Any, **options: Any) -> Any:
+            if kind is SERVICE and fails:
+                raise error
+            return await apply(kind, body, *rest, **options)
+
+        monkeypatch.setattr(cluster.api, "apply", failing)
+        offset_s[0] += 601.0
+        await report(cluster, key, step=777)
+        await operator.watch(5.0)
+        assert not await has_service(cluster, key)
+        assert (await cluster.api.get(DLJOB, *key))["status"]["progress"]["step"] == 777
+        rejected = ("False", "ObjectRejected") if error.forbidden else ("True", "AllReady")
+        assert operator.condition(key, "PodsReady") == rejected and operator.planned(key) == "Planned"
+        assert all(body["count"] == 1 for (kind, _, _), body in cluster.api.objects.items() if kind == "events")
+        fails.clear()
+        await operator.watch(20.0)
+        assert await has_service(cluster, key)
 
     together({"n1": T4}, body)
