@@ -7,7 +7,8 @@ most of the memory of an idle operator would belong to that client.
 from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.client import Kube
 from dljob.kube.node_faults import NodeFaults
-from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.cache import Cache
+from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.view import cluster_view
 from dljob.kube.ownership import rejected_object
 from dljob.kube.plan_key import PlanKeySecret

@@ -12,17 +12,19 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Mapping
+from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from dljob.api import Phase
-from dljob.api.compact import CompactJson
 from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
 from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
 from dljob.kube.answers import ApiError, RejectedError
 from dljob.kube.kinds import Kind
-from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.applied import TO_APPLY, Applied, AppliedObjects, object_id
+from dljob.kube.objects.cache import Cache
+from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
 from dljob.kube.ownership import name_taken, only_ours
 from dljob.kube.rest import Api, Body
@@ -34,49 +36,6 @@ RECOVERY_RESYNC_S = 30.0
 WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM, kinds.PROVISIONING_REQUEST)
 AFTER_OTHERS = (kinds.ROLE_BINDING, kinds.PROVISIONING_REQUEST)
 """Kinds whose objects refer to other objects of the job: to a Role, and to PodTemplates."""
-
-
-class _Applied(NamedTuple):
-    digest: str
-    at: float
-    """Monotonic time in seconds when the object was last applied, or seen to be as it was applied."""
-    uid: str | None
-    version: str | None
-    """The object's resourceVersion after it was applied."""
-
-
-_TO_APPLY = _Applied("", 0.0, None, None)
-"""In place of an object that was not applied, so that ``apply`` applies it, whatever the plan's ConfigMap records."""
-
-
-class _AppliedToJob(CompactJson):
-    """``_Applied`` of the objects of a job, by '<kind> <name>'. As Python objects, those of 6 take 2.4 KiB."""
-
-    __slots__ = ()
-
-
-class _AppliedObjects:
-    """What was applied last of the objects that no watch shows, and when."""
-
-    def __init__(self) -> None:
-        self._of: dict[JobKey, _AppliedToJob] = {}
-
-    def get(self, job: JobSeen, kind: Kind, name: str) -> _Applied | None:
-        found = self._all(job).get(f"{kind.kind} {name}")
-        return None if found is None else _Applied(*found)
-
-    def put(self, job: JobSeen, kind: Kind, name: str, applied: _Applied) -> None:
-        self._of[job.key] = _AppliedToJob({**self._all(job), f"{kind.kind} {name}": applied})
-
-    def forget_job(self, key: JobKey) -> None:
-        self._of.pop(key, None)
-
-    def clear(self) -> None:
-        self._of.clear()
-
-    def _all(self, job: JobSeen) -> Mapping[str, Any]:
-        found = self._of.get(job.key)
-        return {} if found is None else found.value
 
 
 def within(job: JobSeen, at: float, resync_s: float) -> bool:
@@ -94,7 +53,7 @@ def recovers(job: JobSeen) -> bool:
 class Applier:
     def __init__(self, api: Api, cache: Cache, resync_s: float) -> None:
         self._api, self._cache, self._resync_s = api, cache, resync_s
-        self._applied = _AppliedObjects()
+        self._applied = AppliedObjects()
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
         """Apply the manifests that have changed. Return their number.
@@ -109,7 +68,10 @@ class Applier:
         unwatched = [text for item, text in zip(wanted, texts, strict=True) if not _watched(item)]
         support = _digest(f"[{', '.join(unwatched)}]")  # The same text as of the list of these manifests.
         digests = [_digest(text) for text in texts]
-        due = [pair for pair in zip(wanted, digests, strict=True) if not self._stands(job, *pair, support)]
+        pairs = list(zip(wanted, digests, strict=True))
+        self._restore(job, pairs, support)
+        applied = self._applied.of(job)
+        due = [pair for pair in pairs if not self._stands(job, *pair, support, applied)]
         errors: list[Exception] = []
         for group in _ordered(due, Names.of(job).plan):
             if errors and any(_kind(item) is kinds.STATEFUL_SET for item, _ in group):
@@ -127,6 +89,9 @@ class Applier:
         Return their number. Do nothing within the resync interval, and for manifests that have changed: these are for
         ``apply``, which raises the same errors.
         """
+        oldest_s = self._applied.oldest_s(job)
+        if oldest_s == inf or within(job, oldest_s, self._resync_s):
+            return 0
         due = [(item, digest) for item in manifests if (digest := self._overdue(job, item)) is not None]
         looks = await complete_all((self._is_unchanged(job, _kind(item), item, digest) for item, digest in due))
         changed = [pair for pair, unchanged in zip(due, looks, strict=True) if not unchanged]
@@ -144,10 +109,10 @@ class Applier:
         try:
             await self._apply(job, manifest, digest, None)
         except RejectedError:
-            self._applied.put(job, kind, name, _TO_APPLY)
+            self._applied.put(job, kind, name, TO_APPLY)
             raise
         except ApiError:
-            self._applied.put(job, kind, name, last or _TO_APPLY)
+            self._applied.put(job, kind, name, last or TO_APPLY)
             raise
 
     def _overdue(self, job: JobSeen, manifest: Manifest) -> str | None:
@@ -190,11 +155,27 @@ class Applier:
         """Forget the applied objects of all jobs, because another operator may have applied others meanwhile."""
         self._applied.clear()
 
-    def _stands(self, job: JobSeen, manifest: Manifest, digest: str, support: str) -> bool:
+    def _restore(self, job: JobSeen, pairs: Iterable[tuple[Manifest, str]], support: str) -> None:
+        """Note what another process of the operator has applied, if the plan's ConfigMap records this.
+
+        ``pairs``: manifests with their digests. ``support``: as of ``_stands``.
+        """
+        plan = self._cache.found(kinds.CONFIG_MAP, job.namespace, Names.of(job).plan)
+        if self._applied.knows(job) or plan is None or plan.owner != job.uid or plan.seen.support != support:
+            return
+        since = monotonic() - random.uniform(0, self._resync_s)
+        unwatched = [(item, digest) for item, digest in pairs if not _watched(item)]
+        ids = {object_id(_kind(item), item["metadata"]["name"]): digest for item, digest in unwatched}
+        if ids:
+            self._applied.update(job, {what: Applied(digest, since, None, None) for what, digest in ids.items()})
+
+    def _stands(
+        self, job: JobSeen, manifest: Manifest, digest: str, support: str, applied: Mapping[str, Applied]
+    ) -> bool:
         """Return True if the object was applied from the same manifest.
 
         ``digest``: digest of the manifest. ``support``: digest of all manifests of the job's objects that are not
-        watched.
+        watched. ``applied``: what was applied of these.
         """
         kind, name = _kind(manifest), manifest["metadata"]["name"]
         plan_name = Names.of(job).plan
@@ -207,13 +188,7 @@ class Applier:
                 if found.seen.support != support or not stands:
                     return False
             return found.owner == job.uid or (kind is kinds.CLAIM and found.owner is None)
-        last = self._applied.get(job, kind, name)
-        if last is None:
-            plan = self._cache.found(kinds.CONFIG_MAP, job.namespace, plan_name)
-            if plan is not None and plan.owner == job.uid and plan.seen.support == support:
-                since = monotonic() - random.uniform(0, self._resync_s)
-                last = _Applied(digest, since, None, None)
-                self._applied.put(job, kind, name, last)
+        last = applied.get(object_id(kind, name))
         return last is not None and last.digest == digest
 
     async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
@@ -236,7 +211,7 @@ class Applier:
             answer = await self._without_added(answer, manifest) if is_plan else answer
         except ApiError as error:
             if not watched:
-                self._applied.put(job, kind, name, _TO_APPLY)
+                self._applied.put(job, kind, name, TO_APPLY)
             if error.rejected or (error.code == 500 and "typed" in error.message):
                 raise RejectedError(kind.kind, name, error.message) from error
             raise
@@ -244,7 +219,7 @@ class Applier:
             self._cache.put(kind, answer)
         else:
             meta = answer["metadata"]
-            found = _Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
+            found = Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
             self._applied.put(job, kind, name, found)
 
     async def _is_unchanged(self, job: JobSeen, kind: Kind, manifest: Manifest, digest: str) -> bool:

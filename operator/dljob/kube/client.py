@@ -22,7 +22,8 @@ from dljob.kube import kinds, pki
 from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.applier import Applier, within
 from dljob.kube.kinds import Kind
-from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.cache import Cache
+from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret

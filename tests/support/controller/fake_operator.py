@@ -35,6 +35,9 @@ SPEC: Json = {
     "checkpoint": {"enabled": False},
 }
 """A job that needs both nodes of the cluster."""
+SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
+LONG: Json = {**SMALL, "epochs": 1_000_000}
+"""A job on one node that takes days."""
 
 
 async def planned_here(
@@ -146,3 +149,11 @@ def on_two_nodes(
             await test(cluster, operator)
 
     run(main())
+
+
+async def run_on(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: str) -> None:
+    """Start the pods of a planned job."""
+    await operator.watch(1.0)
+    assert operator.planned(key) == "Planned"
+    await cluster.bind(await cluster.create_pods(key), *nodes)
+    await operator.watch(1.0)

@@ -235,6 +235,8 @@ class HttpApiServer:
                     continue
                 if not self.silent & {resource, f"{namespace}/{resource}"}:
                     await response.write(json.dumps(event).encode() + b"\n")
+        except ConnectionResetError:  # The client has gone.
+            return response
         finally:
             self._watches[resource].discard(queue)
 

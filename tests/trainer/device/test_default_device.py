@@ -41,7 +41,7 @@ def test_training_and_resume_do_not_depend_on_the_default_device(tmp_path: Path)
         (place := tmp_path / folder).mkdir(exist_ok=True)
         plan = make_plan(2, shares=[8, 4], global_batch=12, epochs=epochs, checkpoint=saving(place))
         output = run_ranks(
-            2, str(BODIES / "training/default_device.py"), device, DLTRAIN_PLAN=write(plan, place)
+            2, str(BODIES / "training/scripts/default_device.py"), device, DLTRAIN_PLAN=write(plan, place)
         ).output
         (line,) = (line for line in output.splitlines() if line.startswith("trained"))
         return line

@@ -65,6 +65,6 @@ def test_inputs_and_parameters_of_the_model_may_have_an_optimizer_of_their_own()
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_second_update_with_the_same_batch_is_refused_on_several_ranks(ranks: int) -> None:
     """Fixed bug: the parameters of ranks differed from the first step on, and the error at the end blamed a device."""
-    ended = run_ranks(ranks, BODIES / "training/second_update.py", str(ranks))
+    ended = run_ranks(ranks, BODIES / "training/scripts/second_update.py", str(ranks))
     expected = "3 steps" if ranks == 1 else "after 1 steps: opt.step(): found a second call for the same batch"
     assert ended.code == 0 and ended.output.count(expected) == ranks, ended.output

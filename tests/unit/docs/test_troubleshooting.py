@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dlcontract import reasons
 from dljob.job.plan.authentic import Edit
+from dljob.job.waiting import QUOTA_EXCEEDED
 from dljob.kueue import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +44,7 @@ def _of_contract(node: ast.AST) -> bool:
 
 @cache
 def in_code() -> set[str]:
-    named = {each.value for each in (*Stage, *Edit)}
+    named = {QUOTA_EXCEEDED, *(each.value for each in (*Stage, *Edit))}
     return named.union(*(reasons_in(path.read_text()) for path in SOURCES))
 
 

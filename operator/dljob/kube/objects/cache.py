@@ -6,7 +6,7 @@ event loop only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from operator import attrgetter
@@ -47,6 +47,7 @@ from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
 from dljob.kube.objects.pods.evictions import PodHistory, during
 from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
+from dljob.kube.objects.store import CachedObject, JobKey, Store
 from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.objects.stored_texts import StoredTexts
 from dljob.kube.objects.touched_jobs import TouchedJobs
@@ -54,8 +55,6 @@ from dljob.kube.objects.view import bound_pod, node_capacity, usable_cpus
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota, overdrafts
 
-JobKey = tuple[str, str]
-"""Namespace and name of a job."""
 MAX_DELETED = 10_000
 OWNERS = (DLJOB, STATEFUL_SET)
 """Kinds whose uids other objects in the cache contain."""
@@ -78,34 +77,6 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CachedObject:
-    """A watched object, with only the fields that the operator needs (``seen``).
-
-    ``owner`` is the uid of the controlling owner, ``owning_job`` its name if it is a DLJob. Of a pod without the label
-    of a job, only ``uid`` and ``version`` (resourceVersion) are stored, because a cluster may have tens of thousands of
-    such pods. The resources that such a pod takes from its node are stored in ``Cache.ledger``.
-    """
-
-    uid: str
-    version: int | None
-    owner: str | None
-    job: JobKey | None
-    """Key of the job that the object's label names; None without the label."""
-    seen: Any
-    owning_job: str | None
-
-
-@dataclass
-class _Store:
-    """Objects of one kind by namespace and name, with indices by job label and namespace."""
-
-    entries: dict[tuple[str, str], CachedObject] = field(default_factory=dict)
-    by_job: dict[JobKey, tuple[str, ...]] = field(default_factory=dict)
-    """Sorted names of the objects of each job. In a set, the few that a job has would take 200 bytes more."""
-    by_namespace: dict[str, set[str]] = field(default_factory=dict)
-
-
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -118,7 +89,7 @@ class Cache:
         self._queues, self._architectures = queues, architectures
         self.kueue = KueueAccess()
         self._lost_nodes, self._set_owners, self.texts = LostNodes(now), SetOwners(), StoredTexts()
-        self._stores = {plural: _Store() for plural in _TRIM}
+        self._stores = {plural: Store() for plural in _TRIM}
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         claims, classes, volumes = (self._stores[kind.plural] for kind in (CLAIM, STORAGE_CLASS, VOLUME))
         self._storage = storage.CachedStorage(claims.entries, claims.by_namespace, classes.entries, volumes.entries)
@@ -157,21 +128,18 @@ class Cache:
         if kind is VOLUME and seen != (old.seen if old is not None else None):
             self._storage.volume_changed(body)
         if kind is VOLUME and seen is None:  # Every node can mount it. There may be thousands of such volumes.
-            self._forget(store, key)
+            store.forget(key)
             return old is not None
         capacity_changed = self._account(kind, body, seen, old)
         if isinstance(seen, trim.NodeSeen):
             self._lost_nodes.added(seen)
         if kind is STATEFUL_SET:
             self._set_owners.note(meta["uid"], foreign=trim.owning_job(body) is None)
-        self._forget(store, key)
+        store.forget(key)
         self._note(kind, key, old.job if old is not None else None, job)
         owner, owning_job = (None, None) if stranger else (trim.owner_uid(body), trim.owning_job(body))
         uid = compact(meta["uid"]) if kind in OWNERS else meta["uid"]
-        store.entries[key] = CachedObject(uid, version, owner, job, seen, owning_job)
-        store.by_namespace.setdefault(key[0], set()).add(key[1])
-        if job:
-            store.by_job[job] = tuple(sorted((*store.by_job.get(job, ()), key[1])))
+        store.add(key, CachedObject(uid, version, owner, job, seen, owning_job))
         if not (isinstance(seen, PodSeen) and self._set_owners.foreign(seen.set_uid)):
             for history in (self._evictions, self._rejections, self._look_evictions):
                 history.note(job, seen)
@@ -211,7 +179,7 @@ class Cache:
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):
             return False
-        self._forget(store, (namespace, name))
+        store.forget((namespace, name))
         self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
         if kind is CONFIG_MAP:
@@ -229,18 +197,6 @@ class Cache:
         if len(self._deleted) > MAX_DELETED:
             del self._deleted[next(iter(self._deleted))]
         return True
-
-    @staticmethod
-    def _forget(store: _Store, key: tuple[str, str]) -> None:
-        if (entry := store.entries.pop(key, None)) is None:
-            return
-        store.by_namespace[key[0]].discard(key[1])
-        if not store.by_namespace[key[0]]:
-            del store.by_namespace[key[0]]
-        if entry.job is not None:
-            store.by_job[entry.job] = tuple(name for name in store.by_job[entry.job] if name != key[1])
-            if not store.by_job[entry.job]:
-                del store.by_job[entry.job]
 
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None

@@ -17,7 +17,8 @@ from dljob.job.observed import JOB_LABEL
 from dljob.kube.answers import ApiError
 from dljob.kube.kinds import POD, PROVISIONING_REQUEST, Kind
 from dljob.kube.objects.bounds import decoded_event
-from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.cache import Cache
+from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import version_number
 from dljob.kube.rest import Api
 from dljob.kube.watch.permission import Permission

@@ -189,7 +189,10 @@ def _best(request: Request, choices: list[Choice]) -> Choice:
         return in_time[start][0]
     cpus = np.array([devices(c) for c, _ in in_time])
     nodes = np.array([sum(g.nodes for g in c.groups) for c, _ in in_time])
-    return in_time[without_idle_cpus(np.array([each for _, each in in_time]), cpus, nodes, start)][0]
+    times = np.array([each for _, each in in_time])
+    at = without_idle_cpus(times, cpus, nodes, start)
+    tied = (cpus == cpus[at]) & (nodes == nodes[at]) & (times <= times[at] * (1 + INDISTINCT))
+    return in_time[int(np.argmax(tied))][0]  # the first that ties
 
 
 def _is_on_cpus(choice: Choice) -> bool:

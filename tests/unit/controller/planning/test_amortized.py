@@ -5,15 +5,21 @@ import gc
 from unittest.mock import AsyncMock
 from weakref import ref
 
+from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.amortized import FACTOR, YIELD_EVERY, Amortized, OfEachJob, in_turns
 from dljob.controller.planning.background import Planning
+from dljob.controller.planning.possible_plans import KEPT_S, PossiblePlans
 from dljob.controller.planning.reserving import FreeResources, Reserving
 from dljob.job.observed import JobSeen
+from dljob.job.plan.stored import StoredPlan
 from dljob.kube import Cache, JobKey
-from dljob.reconcile import parse_observed
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob, parse_observed
 from dljob.scheduling import Reservation, ReservationBook
 from support.builders import DIGITS, seen
+from support.controller.fake_operator import LONG, SPEC, Operator, on_two_nodes, run_on
+from support.servers.fake_api import FakeCluster
 
 QUESTION = parse_observed(seen(DIGITS))
 
@@ -148,3 +154,30 @@ def test_order_of_many_questions_takes_a_small_part_of_the_time() -> None:
     assert answered == keys and 0.0001 * sorts <= clock.now_s / FACTOR
     planning._asked = dict.fromkeys(keys[5:7], QUESTION)
     assert planning._next() == keys[5], "an empty line is sorted at once"
+
+
+def test_plans_on_parts_of_the_cluster_are_not_made_again_with_each_change() -> None:
+    """The whole cluster is planned again after each change, because the predicted run time depends on it."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        key = cluster.submit("elastic", second=1, **{**SPEC, "nodes": {"min": 2, "max": 2}})
+        await operator.watch(5.0)
+        question = operator.planning._waiting_for_devices()[key]
+        whole, now_s, asked = operator.planning._queue.view_without(key, {running}), 0.0, list[ClusterView]()
+
+        async def ask(question: ParsedJob, view: ClusterView) -> StoredPlan | Infeasible:
+            asked.append(view)
+            return await operator.planning._ask(question, view)
+
+        plans = PossiblePlans(lambda: now_s)
+        assert await plans.learn(question, whole, 1, ask, stop=lambda: False) and len(asked) == 2
+        assert [each.pods.groups[0].nodes for each in plans.get(question)] == [2], "both are the same plan"
+        assert await plans.learn(question, whole, 1, ask, stop=lambda: False) and len(asked) == 2
+        assert await plans.learn(question, whole, 2, ask, stop=lambda: False) and asked[2:] == [whole]
+        now_s = KEPT_S
+        assert not await plans.learn(question, whole, 3, ask, stop=lambda: True), "stopped before the parts"
+        assert await plans.learn(question, whole, 3, ask, stop=lambda: False) and len(asked) == 5
+
+    on_two_nodes(body)

@@ -2,31 +2,14 @@
 
 import pytest
 
-from dljob.cluster import ClusterView
-from dljob.controller.planning.possible_plans import KEPT_S, PossiblePlans
-from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining
 from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, POD, STATEFUL_SET
-from dljob.planner import Infeasible
-from dljob.reconcile import ParsedJob
 from dljob.scheduling import QueuePolicy
 from dljob.scheduling.forecasting.times import START_UP
 from dljob.status import previous
-from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
+from support.controller.fake_operator import LONG, SMALL, SPEC, Operator, on_two_nodes, run_on
 from support.servers.fake_api import FakeCluster
-
-SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
-LONG: Json = {**SMALL, "epochs": 1_000_000}
-"""A job on one node that takes days."""
-
-
-async def run_on(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: str) -> None:
-    """Start the pods of a planned job."""
-    await operator.watch(1.0)
-    assert operator.planned(key) == "Planned"
-    await cluster.bind(await cluster.create_pods(key), *nodes)
-    await operator.watch(1.0)
 
 
 async def stop(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
@@ -387,32 +370,5 @@ def test_pods_are_freed_once() -> None:
         await run_on(cluster, operator, key, "n1")
         queue = operator.planning._queue
         assert queue.view_without(key, {key}) == queue.view_without(key, ())
-
-    on_two_nodes(body)
-
-
-def test_plans_on_parts_of_the_cluster_are_not_made_again_with_each_change() -> None:
-    """The whole cluster is planned again after each change, because the predicted run time depends on it."""
-
-    async def body(cluster: FakeCluster, operator: Operator) -> None:
-        running = cluster.submit("running", **LONG)
-        await run_on(cluster, operator, running, "n1")
-        key = cluster.submit("elastic", second=1, **{**SPEC, "nodes": {"min": 2, "max": 2}})
-        await operator.watch(5.0)
-        question = operator.planning._waiting_for_devices()[key]
-        whole, now_s, asked = operator.planning._queue.view_without(key, {running}), 0.0, list[ClusterView]()
-
-        async def ask(question: ParsedJob, view: ClusterView) -> StoredPlan | Infeasible:
-            asked.append(view)
-            return await operator.planning._ask(question, view)
-
-        plans = PossiblePlans(lambda: now_s)
-        assert await plans.learn(question, whole, 1, ask, stop=lambda: False) and len(asked) == 2
-        assert [each.pods.groups[0].nodes for each in plans.get(question)] == [2], "both are the same plan"
-        assert await plans.learn(question, whole, 1, ask, stop=lambda: False) and len(asked) == 2
-        assert await plans.learn(question, whole, 2, ask, stop=lambda: False) and asked[2:] == [whole]
-        now_s = KEPT_S
-        assert not await plans.learn(question, whole, 3, ask, stop=lambda: True), "stopped before the parts"
-        assert await plans.learn(question, whole, 3, ask, stop=lambda: False) and len(asked) == 5
 
     on_two_nodes(body)

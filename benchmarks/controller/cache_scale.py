@@ -1,7 +1,7 @@
 """Measure how the operator's memory and its loops over all jobs grow with the number of jobs, without a cluster.
 
-    hack/env python -m benchmarks.cluster.cache_scale
-    hack/env python -m benchmarks.cluster.cache_scale --jobs 500 5000
+    hack/env python -m benchmarks.controller.cache_scale
+    hack/env python -m benchmarks.controller.cache_scale --jobs 500 5000
 
 The objects of running jobs of 4 pods, as the API server would send them, go through the JSON decoder into the
 operator's cache, for each number of jobs in a process of its own. Then the operator begins to lead: it derives all
@@ -150,7 +150,7 @@ def main() -> None:
         return
     columns = []
     for jobs in options.jobs:
-        command = [sys.executable, "-m", "benchmarks.cluster.cache_scale", "--once", "--jobs", str(jobs)]
+        command = [sys.executable, "-m", "benchmarks.controller.cache_scale", "--once", "--jobs", str(jobs)]
         output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
         columns.append(json.loads(output))
     print(f"{'jobs of 4 pods':42}" + "".join(f"{jobs:>10}" for jobs in options.jobs))
