@@ -31,6 +31,8 @@ from dltrain.protocol.reporter import RankReporter
 
 T = TypeVar("T")
 
+NOT_WRAPPED = "t.wrap: found no call yet; expected t.wrap(model, optimizer) first"
+
 
 class Team:
     """The ranks that train together, as this rank sees them. All ranks have the same view.
@@ -78,7 +80,7 @@ class Team:
     def parallel(self) -> Strategy:
         """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
-            raise MisuseError("t.wrap: found no call yet; expected t.wrap(model, optimizer) first")
+            raise MisuseError(NOT_WRAPPED)
         return self._parallel
 
     @property

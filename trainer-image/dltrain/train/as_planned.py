@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dltrain.checkpoint.state import check_optimizer_state
-from dltrain.elastic.team import Team
+from dltrain.elastic.team import NOT_WRAPPED, Team
 from dltrain.models.recomputation import has_run, recompute
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
@@ -46,10 +46,11 @@ class AsPlanned(MixedPrecision):
     def _check_loop(self, *, accumulate: bool) -> None:
         """Raise MisuseError before the first step if the loop would need more memory than the plan has.
 
-        Raise it also for a model with torch's SyncBatchNorm. ``accumulate``: the argument of ``steps``.
+        Raise it also before ``wrap``, and for a model with SyncBatchNorm of torch. ``accumulate``: as of ``steps``.
         """
-        if self._team.taken:
-            check_no_layers_of_torch(self.model)
+        if not self._team.taken:
+            raise MisuseError(NOT_WRAPPED)
+        check_no_layers_of_torch(self.model)
         usage_checks.check_accumulates(self.plan, accumulate=accumulate)
         if self.plan.activation_checkpointing and self._blocks is None:
             raise MisuseError(

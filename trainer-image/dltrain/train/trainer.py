@@ -274,7 +274,7 @@ class Trainer(HeldOut, ModelCalls):
             skip_partial_updates(self.optimizer, step)
             warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
         part_of = partial(self._part, sampler)
-        noticing = others_noticed(self._team.parallel.model, self.optimizer, self.rank)
+        noticing = others_noticed(self.model, self.optimizer, self.rank)
         with noticing, StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
             while self.step < self.total_steps:
                 if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
