@@ -34,14 +34,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 
 from dljob.scheduling.assignment.moves import (
-    becomes_late,
+    Moves,
     fitting_moves,
-    gains_by,
     helped_by,
     idle_option,
     movers,
-    repays,
-    rescues,
 )
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.patience import is_overdue
@@ -145,16 +142,8 @@ def assign_all(
     parts = share(jobs, free, [i for i, mine in enumerate(held) if mine.devices])
     moving = movers(held, parts, free, restart_s)
     helped = tuple(helped_by(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
-    gains = [
-        part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
-    ]
-    worthwhile = set[int]()
-    for i in (i for i, moves in enumerate(moving) if moves):
-        rescued = rescues(i, jobs, held, parts, helped, restart_s)
-        repaid = gains[i] or repays(i, jobs, held, parts, helped, restart_s)
-        late = becomes_late(i, jobs, held, parts, restart_s)
-        if (repaid and rescued) if late else (repaid or rescued):
-            worthwhile.add(i)
+    proposed = Moves(jobs, held, parts, helped, restart_s)
+    worthwhile = [i for i, moves in enumerate(moving) if moves and proposed.are_worthwhile(i)]
     # The parts of some need devices of jobs that do not move now.
     fitting = fitting_moves(worthwhile, held, parts, free)
     moves = tuple(i in fitting for i in range(len(jobs)))

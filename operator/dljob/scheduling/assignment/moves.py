@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
@@ -108,94 +109,94 @@ def helped_by(
     )
 
 
-def repays(
-    i: int,
-    jobs: Sequence[Candidate],
-    held: Sequence[Held],
-    parts: Choices,
-    helped: Sequence[Sequence[int]],
-    restart_s: float,
-) -> bool:
-    """Return True if other jobs gain more than job ``i`` loses when it moves to its part.
+@dataclass(frozen=True)
+class Moves:
+    """Running jobs that could restart on their parts, and which others each of them would help by that.
 
-    The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job ``i``.
-    ``helped``: for each job, the jobs that ``helped_by`` returns; none for a job that does not move.
+    ``held``: what each job holds. ``parts``: the part of each job. ``helped``: for each job, the jobs that
+    ``helped_by`` returns; none for a job that does not move. ``restart_s``: seconds of a restart.
     """
-    gained_s, _ = _gained_s(i, jobs, held, parts, helped, restart_s, {i})
-    return bool(helped[i]) and gained_s >= max(MIN_GAIN_S, MIN_GAIN * held[i].left_s)
 
+    jobs: Sequence[Candidate]
+    held: Sequence[Held]
+    parts: Choices
+    helped: Sequence[Sequence[int]]
+    restart_s: float
 
-def _gained_s(
-    i: int,
-    jobs: Sequence[Candidate],
-    held: Sequence[Held],
-    parts: Choices,
-    helped: Sequence[Sequence[int]],
-    restart_s: float,
-    counted: set[int],
-) -> tuple[float, float]:
-    """Return by how many seconds in total jobs end sooner if job ``i`` moves, and how long it makes room for others.
+    def are_worthwhile(self, i: int) -> bool:
+        """Return True if job ``i``, which could move, gains by that, or helps others enough.
 
-    Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When
-    one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time, after
-    ``MIN_BETWEEN_S`` seconds or more. A helped job that becomes slower moves only because others need what it holds. It
-    is a link of a chain: what these others gain counts, and what it loses. ``counted``: jobs that have been counted.
-    """
-    mine, gained_s, apart_s = parts[i], 0.0, 0.0
-    assert mine is not None
-    left_s, count = held[i].left_s, sum(held[i].devices.values())
-    for j in helped[i]:
-        part = parts[j]
+        If it misses its deadline only by its move, another job must meet its own by that.
+        """
+        part = self.parts[i]
         assert part is not None
-        if j in counted:
-            continue
-        counted.add(j)
-        if held[j].devices and part.seconds > held[j].left_s:
-            others_s, their_s = _gained_s(j, jobs, held, parts, helped, restart_s, counted)
-            gained_s, apart_s = gained_s + others_s, max(apart_s, their_s)
-            continue
-        apart_s = max(apart_s, part.seconds)
-        if held[j].devices:
-            gained_s += held[j].left_s - part.seconds - restart_s
-            continue
-        alone = fastest_fitting(jobs[j].options, {part.device: max(count, part.devices)}) or part
-        both_s = mine.seconds + restart_s
-        done = min(1.0, both_s / part.seconds)
-        ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
-        gained_s += left_s + alone.seconds - ends_s
-    slower_s = min(max(apart_s, MIN_BETWEEN_S), mine.seconds) * max(0.0, 1 - left_s / mine.seconds)
-    return gained_s - slower_s - 2 * restart_s, apart_s
+        repaid, rescues = gains_by(self.held[i], part.seconds, self.restart_s) or self._repays(i), self._rescues(i)
+        return (repaid and rescues) if self._becomes_late(i) else (repaid or rescues)
 
+    def _repays(self, i: int) -> bool:
+        """Return True if other jobs gain more than job ``i`` loses when it moves to its part.
 
-def becomes_late(i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, restart_s: float) -> bool:
-    """Return True if job ``i`` misses its deadline only by its move."""
-    due_s, part = jobs[i].due_s, parts[i]
-    assert part is not None
-    return due_s is not None and held[i].left_s <= due_s < part.seconds + restart_s
+        The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job
+        ``i``.
+        """
+        gained_s, _ = self._gained_s(i, {i})
+        return bool(self.helped[i]) and gained_s >= max(MIN_GAIN_S, MIN_GAIN * self.held[i].left_s)
 
+    def _gained_s(self, i: int, counted: set[int]) -> tuple[float, float]:
+        """Return by how many seconds in total jobs end sooner if job ``i`` moves, and how long it makes room for them.
 
-def rescues(
-    i: int,
-    jobs: Sequence[Candidate],
-    held: Sequence[Held],
-    parts: Choices,
-    helped: Sequence[Sequence[int]],
-    restart_s: float,
-) -> bool:
-    """Return True if a job meets its deadline only because job ``i`` moves.
+        Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now.
+        When one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time,
+        after ``MIN_BETWEEN_S`` seconds or more. A helped job that becomes slower moves only because others need what it
+        holds. It is a link of a chain: what these others gain counts, and what it loses. ``counted``: jobs that have
+        been counted.
+        """
+        mine, held, restart_s, gained_s, apart_s = self.parts[i], self.held, self.restart_s, 0.0, 0.0
+        assert mine is not None
+        left_s, count = held[i].left_s, sum(held[i].devices.values())
+        for j in self.helped[i]:
+            part = self.parts[j]
+            assert part is not None
+            if j in counted:
+                continue
+            counted.add(j)
+            if held[j].devices and part.seconds > held[j].left_s:
+                others_s, their_s = self._gained_s(j, counted)
+                gained_s, apart_s = gained_s + others_s, max(apart_s, their_s)
+                continue
+            apart_s = max(apart_s, part.seconds)
+            if held[j].devices:
+                gained_s += held[j].left_s - part.seconds - restart_s
+                continue
+            alone = fastest_fitting(self.jobs[j].options, {part.device: max(count, part.devices)}) or part
+            both_s = mine.seconds + restart_s
+            done = min(1.0, both_s / part.seconds)
+            ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
+            gained_s += left_s + alone.seconds - ends_s
+        slower_s = min(max(apart_s, MIN_BETWEEN_S), mine.seconds) * max(0.0, 1 - left_s / mine.seconds)
+        return gained_s - slower_s - 2 * restart_s, apart_s
 
-    It is one of those that job ``i`` helps, or that these help by their own moves. ``helped``: as for ``repays``.
-    """
-    reached, to_follow = {i}, [i]
-    while to_follow:
-        new = set(helped[to_follow.pop()]) - reached
-        reached |= new
-        to_follow += new
-    return any(_is_rescued(jobs[j], held[j], parts[j], restart_s) for j in reached - {i})
+    def _becomes_late(self, i: int) -> bool:
+        """Return True if job ``i`` misses its deadline only by its move."""
+        due_s, part = self.jobs[i].due_s, self.parts[i]
+        assert part is not None
+        return due_s is not None and self.held[i].left_s <= due_s < part.seconds + self.restart_s
 
+    def _rescues(self, i: int) -> bool:
+        """Return True if a job meets its deadline only because job ``i`` moves.
 
-def _is_rescued(job: Candidate, mine: Held, part: Option | None, restart_s: float) -> bool:
-    if job.due_s is None or part is None:
-        return False
-    late = not mine.devices or mine.left_s > job.due_s
-    return late and part.seconds + (restart_s if mine.devices else 0.0) <= job.due_s
+        It is one of those that job ``i`` helps, or that these help by their own moves.
+        """
+        reached, to_follow = {i}, [i]
+        while to_follow:
+            new = set(self.helped[to_follow.pop()]) - reached
+            reached |= new
+            to_follow += new
+        return any(map(self._is_rescued, reached - {i}))
+
+    def _is_rescued(self, i: int) -> bool:
+        due_s, mine, part = self.jobs[i].due_s, self.held[i], self.parts[i]
+        if due_s is None or part is None:
+            return False
+        late = not mine.devices or mine.left_s > due_s
+        return late and part.seconds + (self.restart_s if mine.devices else 0.0) <= due_s
