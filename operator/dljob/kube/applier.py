@@ -92,8 +92,9 @@ class Applier:
         oldest_s = self._applied.oldest_s(job)
         if oldest_s == inf or within(job, oldest_s, self._resync_s):
             return 0
-        due = [(item, digest) for item in manifests if (digest := self._overdue(job, item)) is not None]
-        looks = await complete_all((self._is_unchanged(job, _kind(item), item, digest) for item, digest in due))
+        applied = self._applied.of(job)
+        due = [(item, digest) for item in manifests if (digest := self._overdue(job, item, applied)) is not None]
+        looks = await complete_all(self._is_unchanged(job, *pair) for pair in due)
         changed = [pair for pair, unchanged in zip(due, looks, strict=True) if not unchanged]
         for group in _ordered(changed, Names.of(job).plan):
             await complete_all(self._apply_again(job, *pair) for pair in group)
@@ -115,11 +116,14 @@ class Applier:
             self._applied.put(job, kind, name, last or TO_APPLY)
             raise
 
-    def _overdue(self, job: JobSeen, manifest: Manifest) -> str | None:
-        """Return the digest of an object's manifest if it is time to look at the object again; otherwise None."""
+    def _overdue(self, job: JobSeen, manifest: Manifest, applied: Mapping[str, Applied]) -> str | None:
+        """Return the digest of an object's manifest if it is time to look at the object again; otherwise None.
+
+        ``applied``: as of ``_stands``.
+        """
         if _watched(manifest):
             return None
-        last = self._applied.get(job, _kind(manifest), manifest["metadata"]["name"])
+        last = applied.get(object_id(_kind(manifest), manifest["metadata"]["name"]))
         if last is None or not last.digest or within(job, last.at, self._resync_s):
             return None
         return last.digest
@@ -160,8 +164,10 @@ class Applier:
 
         ``pairs``: manifests with their digests. ``support``: as of ``_stands``.
         """
+        if self._applied.knows(job):
+            return
         plan = self._cache.found(kinds.CONFIG_MAP, job.namespace, Names.of(job).plan)
-        if self._applied.knows(job) or plan is None or plan.owner != job.uid or plan.seen.support != support:
+        if plan is None or plan.owner != job.uid or plan.seen.support != support:
             return
         since = monotonic() - random.uniform(0, self._resync_s)
         unwatched = [(item, digest) for item, digest in pairs if not _watched(item)]
@@ -222,14 +228,14 @@ class Applier:
             found = Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
             self._applied.put(job, kind, name, found)
 
-    async def _is_unchanged(self, job: JobSeen, kind: Kind, manifest: Manifest, digest: str) -> bool:
+    async def _is_unchanged(self, job: JobSeen, manifest: Manifest, digest: str) -> bool:
         """Return True if nobody has changed an object since the operator applied it from a manifest with this digest.
 
         The request for its metadata costs the API server much less than an apply. If another process of the operator
         has applied the object, so that its resourceVersion is not known, the operator must be the only owner of its
         fields, and own all fields of the manifest.
         """
-        name = manifest["metadata"]["name"]
+        kind, name = _kind(manifest), manifest["metadata"]["name"]
         last = self._applied.get(job, kind, name)
         if last is None or last.digest != digest:
             return False

@@ -24,7 +24,7 @@ TO_APPLY = Applied("", 0.0, None, None)
 
 
 class _AppliedToJob(CompactJson):
-    """``Applied`` of the objects of a job, by '<kind> <name>'. As Python objects, those of 6 take 2.4 KiB."""
+    """``Applied`` of the objects of a job, by '<kind> <name>'. As Python objects, those of 6 take 3.2 KiB."""
 
     __slots__ = ("oldest_s",)
 
@@ -47,7 +47,7 @@ class AppliedObjects:
         self.update(job, {object_id(kind, name): applied})
 
     def update(self, job: JobSeen, applied: Mapping[str, Applied]) -> None:
-        """Put what was applied. ``applied``: by the ids of objects (``_id``), not empty."""
+        """Put what was applied. ``applied``: by the ids of objects (``object_id``), not empty."""
         self._of[job.key] = _AppliedToJob({**self.of(job), **applied})
 
     def of(self, job: JobSeen) -> Mapping[str, Applied]:

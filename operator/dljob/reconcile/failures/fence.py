@@ -53,11 +53,9 @@ def fence(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, now: datetime) 
     the agent of a deleted pod cannot take part again if its node returns. If pods on lost nodes are not overdue yet,
     requeue the job for the time when they will be.
     """
-    return (
-        accepted.with_term(accepted.plan.term + 1)
-        if _delete_overdue(parsed, parsed.observed.pods, draft, now)
-        else accepted
-    )
+    if not _delete_overdue(parsed, parsed.observed.pods, draft, now):
+        return accepted
+    return accepted.with_term(accepted.plan.term + 1)
 
 
 def fence_deleted(observed: Observed, now: datetime) -> Desired:
