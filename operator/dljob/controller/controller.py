@@ -24,8 +24,8 @@ from dljob.job.observed import JobSeen, Observed
 from dljob.job.waiting import first_status_in_s
 from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, Written, rejected_object
 from dljob.kube.applier import RECOVERY_RESYNC_S, complete_all, has_plan, recovers
+from dljob.kube.events.warning_events import EVENTS_S, RECHECK_S
 from dljob.kube.objects.cache import utc_now
-from dljob.kube.warning_events import EVENTS_S, RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (
     Desired,
@@ -236,7 +236,7 @@ class Controller:
         """
         try:
             async with asyncio.timeout(EVENTS_S):
-                await self._kube.record_node_event(node, event, self._now())
+                await self._kube.events.record_about_node(node, event, self._now())
         except (ApiError, TimeoutError) as error:
             level = logging.DEBUG if isinstance(error, ApiError) and error.forbidden else logging.WARNING
             log.log(level, "an event about node %s was not posted: %r", node, error)
@@ -323,7 +323,7 @@ class Controller:
             async with asyncio.timeout(EVENTS_S):
                 while pending:
                     try:
-                        await self._kube.record_event(job, pending[0], self._now())
+                        await self._kube.events.record(job, pending[0], self._now())
                     except ApiError as error:
                         log.warning("the event %s was not posted: %s", pending[0].reason, error, extra=about)
                         if not error.rejected:
@@ -366,7 +366,7 @@ class Controller:
         if expected := events((), lately):
             try:
                 async with asyncio.timeout(EVENTS_S):
-                    posted = await self._kube.event_reasons(job)
+                    posted = await self._kube.events.reasons(job)
             except (ApiError, TimeoutError) as error:
                 log.warning("the job's events were not listed (%r); trying again", error, extra=self._about(job.key))
                 self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)

@@ -6,6 +6,7 @@ most of the memory of an idle operator would belong to that client.
 
 from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.client import Kube
+from dljob.kube.events.warning_events import WarningEvents
 from dljob.kube.node_faults import NodeFaults
 from dljob.kube.objects.cache import Cache
 from dljob.kube.objects.store import JobKey
@@ -13,7 +14,6 @@ from dljob.kube.objects.view import cluster_view
 from dljob.kube.ownership import rejected_object
 from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import Api
-from dljob.kube.warning_events import WarningEvents
 
 __all__ = [
     "Api",

@@ -21,21 +21,19 @@ from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.answers import ApiError, RejectedError, Written
 from dljob.kube.applier import Applier, within
+from dljob.kube.events.posted import PostedEvents
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache
 from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret
-from dljob.kube.rest import FIELD_OWNER, Api, Body
+from dljob.kube.rest import Api, Body
 from dljob.reconcile import RunMeasurements, RunMemory, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
-from dljob.status import Event, merge_patch
-
-MAX_NODE_NAME = 230
-"""Maximum length of the part of an event's name that is a node's name. A digest follows."""
+from dljob.status import merge_patch
 
 
 class Kube:
@@ -60,6 +58,7 @@ class Kube:
         self._resync_s = resync_s
         self._namespaces, self._all_pods = namespaces, all_pods
         self._applier = Applier(api, cache, resync_s)
+        self.events = PostedEvents(api, cache)
         self._updating = asyncio.Lock()
         """Held while profiles are updated, because each update begins with the result of the one before."""
         self._secrets: dict[JobKey, tuple[str, float]] = {}
@@ -92,6 +91,7 @@ class Kube:
         """Forget what this operator has written. Call this when it becomes the leader: another one may have led."""
         self._applier.forget_all()
         self._secrets.clear()
+        self.events.forget_all()
 
     async def ensure_secret(
         self, job: JobSeen, name: str, cluster_domain: str, now: datetime, *, started: bool = False
@@ -202,49 +202,6 @@ class Kube:
         self._cache.put(kinds.DLJOB, answer)
         found = self._cache.job(job.key)
         return Written.ALONE if found is None or replace(found, status=job.status) == job else Written.AND_CHANGED
-
-    async def record_event(self, job: JobSeen, event: Event, now: datetime) -> None:
-        """Post an event about the job. A repeated event raises the count of the existing one."""
-        about = {"apiVersion": API_VERSION, "kind": "DLJob", "namespace": job.namespace, "name": job.name}
-        await self._post(event, event.name(job.name, job.uid), job.namespace, {**about, "uid": job.uid}, now)
-
-    async def event_reasons(self, job: JobSeen) -> set[str]:
-        """Return the reasons of all events about the job."""
-        found = await self.api.find(kinds.EVENT, job.namespace, fieldSelector=f"involvedObject.uid={job.uid}")
-        return {str(event.get("reason")) for event in found}
-
-    async def record_node_event(self, node: str, event: Event, now: datetime) -> None:
-        """Post an event about a node. Kubernetes keeps events about cluster-wide objects in the namespace default."""
-        found = self._cache.found(kinds.NODE, "", node)
-        uid = found.uid if found is not None else ""
-        about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
-        await self._post(event, event.name(node[:MAX_NODE_NAME].rstrip(".-"), uid), "default", about, now)
-
-    async def _post(self, event: Event, name: str, namespace: str, about: Body, now: datetime) -> None:
-        stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": about,
-            "type": event.type,
-            "reason": event.reason,
-            "message": event.message,
-            "source": {"component": FIELD_OWNER},
-            "reportingComponent": FIELD_OWNER,
-            "reportingInstance": FIELD_OWNER,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            await self.api.create(kinds.EVENT, body)
-        except ApiError as error:
-            if not error.conflict:
-                raise
-            existing = await self.api.get(kinds.EVENT, namespace, name)
-            again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
-            await self.api.merge(kinds.EVENT, namespace, name, again)
 
     async def observe(self, key: JobKey) -> Observed | None:
         """Return the cached state of a job; None if there is no such job.

@@ -110,19 +110,17 @@ class Api:
                     raise
                 begun += 1
 
-    async def page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str) -> Body:
+    async def page(
+        self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str,
+        fields: str = "", accept: str = "application/json",
+    ) -> Body:  # fmt: skip
         """Return one page of a list of a kind, as the API server sends it, with at most ``limit`` objects.
 
         The page has fewer objects if the answer would be too large. ``token``: ``metadata.continue`` of the page
-        before; empty: return the first page. An empty ``selector`` matches all objects.
+        before; empty: return the first page. Empty selectors of labels and ``fields`` match all objects.
         """
-        return await self._page(kind, namespace, selector, limit, token, "application/json")
-
-    async def _page(
-        self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, accept: str
-    ) -> Body:
-        params = {"labelSelector": selector} if selector else {}
-        params |= {"continue": token} if token else {}
+        given = {"labelSelector": selector, "fieldSelector": fields, "continue": token}
+        params = {name: value for name, value in given.items() if value}
         path = kind.path(namespace)
         most = min(limit, 2 * self._fitting.pop((path, accept), limit))
         while True:
@@ -204,7 +202,7 @@ class Api:
         """Yield the metadata of the objects on each page of a list, and the resourceVersion of the list."""
         accept, token = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", ""
         while True:
-            found = await self._page(kind, namespace, selector, METADATA_PAGE, token, accept)
+            found = await self.page(kind, namespace, selector, METADATA_PAGE, token, accept=accept)
             meta = found.get("metadata", {})
             yield [item["metadata"] for item in found.get("items") or ()], version_number(meta.get("resourceVersion"))
             if not (token := meta.get("continue") or ""):

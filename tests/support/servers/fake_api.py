@@ -78,6 +78,8 @@ class FakeApi:
         """Errors of the next writes of a job's status, in this order."""
         self.looked_at: list[str] = []
         """Names of the objects whose metadata were read."""
+        self.pages: list[tuple[str, str | None]] = []
+        """(plural of the kind, namespace) of each page of a list that was read."""
         self.created = "2026-01-01T00:00:00Z"
         """Creation time of new objects that state none."""
         self._version = 0
@@ -127,6 +129,16 @@ class FakeApi:
                 body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())
             ]
         return copy.deepcopy(found)
+
+    async def page(
+        self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, fields: str = ""
+    ) -> Json:
+        assert not selector, selector
+        self.pages.append((kind.plural, namespace))
+        found = await self.find(kind, namespace, **({"fieldSelector": fields} if fields else {}))
+        begin = int(token or 0)
+        more = str(begin + limit) if begin + limit < len(found) else ""
+        return {"metadata": {"continue": more}, "items": found[begin : begin + limit]}
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:
         if kind.kind in self.refused:  # Admission comes before the storage: also an object that exists is refused.

@@ -133,7 +133,7 @@ def test_job_with_missing_pods_is_managed_although_events_cannot_be_listed(
     monkeypatch: pytest.MonkeyPatch, error: ApiError | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fixed bug: without permission to list events, such a job could not even be suspended."""
-    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+    monkeypatch.setattr("dljob.kube.events.warning_events.monotonic", now_s)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("first", **SPEC)

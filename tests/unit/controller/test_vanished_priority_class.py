@@ -14,7 +14,7 @@ NAMED = {**SPEC, "scheduling": {"priorityClassName": "batch"}}
 
 
 def test_running_job_runs_on_waits_after_a_loss_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+    monkeypatch.setattr("dljob.kube.events.warning_events.monotonic", now_s)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("batch", 10)

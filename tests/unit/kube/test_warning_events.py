@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dljob.job.observed import SOURCE_CONTAINER, ClaimSeen, Fetching, Observed, PodSeen, SetSeen, Stuck
-from dljob.kube import Api, warning_events
-from dljob.kube.warning_events import RECHECK_S, WarningEvents
+from dljob.kube import Api
+from dljob.kube.events import warning_events
+from dljob.kube.events.warning_events import RECHECK_S, WarningEvents
 from dljob.status.pods import pods_ready
 from support.builders import seen
 

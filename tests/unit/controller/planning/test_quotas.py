@@ -216,7 +216,7 @@ def test_quota_of_resources_that_the_job_does_not_use_is_not_its_concern() -> No
 
 def test_job_that_loses_a_pod_under_a_lowered_quota_waits_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server rejects the replacement. The job is not lost: it waits until the quota grows."""
-    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+    monkeypatch.setattr("dljob.kube.events.warning_events.monotonic", now_s)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", pods="2")

@@ -90,7 +90,7 @@ def test_pods_that_never_come_do_not_block_others() -> None:
 
 
 def test_job_whose_pods_are_refused_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+    monkeypatch.setattr("dljob.kube.events.warning_events.monotonic", now_s)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **SPEC)

@@ -15,6 +15,7 @@ from dljob.kube.objects.bounds import (
     bounded_answer,
     bounded_event,
     bounded_list,
+    loads,
     spec_problem,
 )
 
@@ -45,6 +46,18 @@ BEYOND = {
     "nested lists": "[" * 2000 + "]" * 2000,
     "long": json.dumps({"a": "x" * MAX_OBJECT_NBYTES}),
 }
+
+
+@given(JSON | st.floats(allow_nan=False) | st.characters())
+def test_decoder_reads_what_the_one_of_python_reads(value: Any) -> None:
+    for text in (json.dumps(value), json.dumps({"a": [value] * 2, "b": nested(500)})):
+        found = loads(text.encode())
+        assert found == json.loads(text) and repr(found) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"a":2}', nested(500), '"\\ud800"', "1" * 100, "[-0, 1E400, -1e-400, 1.0]"])
+def test_decoder_reads_odd_texts_like_the_one_of_python(text: str) -> None:
+    assert repr(loads(text.encode())) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize("case", BEYOND)
