@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
 
+from pydantic_core import from_json
+
 Json = dict[str, Any]
 
 MAX_SPEC_NBYTES = 64 * 2**10
@@ -34,6 +36,17 @@ _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "creat
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 EXPECTED = f"expected a spec of at most {MAX_SPEC_NBYTES} bytes and {MAX_SPEC_DEPTH} levels of maps and lists"
 REMEDY = "Put long texts into a ConfigMap or into the image"
+
+
+def loads(text: bytes) -> Any:
+    """Decode JSON like ``json.loads``, in two thirds of its time, and with one copy of each short text.
+
+    The faster decoder refuses some texts that ``json.loads`` reads, such as those with more than 200 levels.
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
@@ -91,7 +104,7 @@ def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
     if problem is None:
         return line
     parts = {key: line[begin:end] for key, begin, end in _members(line)}
-    event = {"type": json.loads(parts["type"]), "object": _replaced(parts["object"], problem)}
+    event = {"type": loads(parts["type"]), "object": _replaced(parts["object"], problem)}
     return json.dumps(event).encode()
 
 
@@ -105,7 +118,7 @@ def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
     """
     if len(text) <= _SAFE_LIST_NBYTES:
         try:
-            found: Json = json.loads(text)
+            found: Json = loads(text)
         except RecursionError:
             pass
         else:
@@ -114,7 +127,7 @@ def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
     for key, begin, end in _members(text):
         value = text[begin:end]
         items = key == "items"
-        result[key] = [_item(item, max_nbytes) for item in _elements(value)] if items else json.loads(value)
+        result[key] = [_item(item, max_nbytes) for item in _elements(value)] if items else loads(value)
     return result
 
 
@@ -125,7 +138,7 @@ def bounded_answer(text: bytes) -> Any:
     a DLJob in a list, see ``bounded_list``.
     """
     if len(text) <= _SAFE_LIST_NBYTES and _problem(text, MAX_OBJECT_NBYTES) is None:
-        return json.loads(text)
+        return loads(text)
     return _by_parts(text, MAX_OBJECT_NBYTES)
 
 
@@ -137,7 +150,7 @@ def decoded_answer(text: bytes) -> Any:
     not JSON.
     """
     try:
-        return json.loads(text)
+        return loads(text)
     except RecursionError:
         return _by_parts(text, inf)
 
@@ -148,9 +161,9 @@ def decoded_event(line: bytes) -> Json:
     An object that is nested too deeply for the JSON decoder is replaced by a substitute without its spec.
     """
     try:
-        found: Json = json.loads(line)
+        found: Json = loads(line)
     except RecursionError:
-        found = json.loads(bounded_event(line, inf))
+        found = loads(bounded_event(line, inf))
     return found
 
 
@@ -164,7 +177,7 @@ def _item(text: bytes, max_nbytes: float) -> Json:
     problem = _problem(text, max_nbytes)
     if problem is not None:
         return _replaced(text, problem)
-    found: Json = json.loads(text)
+    found: Json = loads(text)
     if max_nbytes < inf:
         found["metadata"].pop("managedFields", None)
         problem = spec_problem(found.get("spec") or {})
@@ -204,13 +217,13 @@ def _replaced(text: bytes, problem: str) -> Json:
     found: Json = {PROBLEM: problem, "spec": {}}
     for key in ("apiVersion", "kind"):
         if key in parts:
-            found[key] = json.loads(text[slice(*parts[key])])
+            found[key] = loads(text[slice(*parts[key])])
     meta = text[slice(*parts["metadata"])]
     # Annotations are left out: an object beyond the bounds starts nothing.
-    found["metadata"] = {key: json.loads(meta[begin:end]) for key, begin, end in _members(meta) if key in _IDENTITY}
+    found["metadata"] = {key: loads(meta[begin:end]) for key, begin, end in _members(meta) if key in _IDENTITY}
     status = text[slice(*parts["status"])] if "status" in parts else b"{}"
     if _problem(status, MAX_OBJECT_NBYTES) is None:
-        found["status"] = json.loads(status)
+        found["status"] = loads(status)
     return found
 
 
@@ -235,7 +248,7 @@ def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
                 yield key, begin, token.start()
                 key = None
         elif depth == 1 and key is None:
-            key, begin = str(json.loads(token.group())), text.index(b":", token.end()) + 1
+            key, begin = str(loads(token.group())), text.index(b":", token.end()) + 1
 
 
 def _elements(text: bytes) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ responses end the request instead as a broken connection does, after which kopf 
 """
 
 import asyncio
-import json
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ import aiohttp
 
 from dljob.kube.answers import ApiError, lines
 from dljob.kube.kinds import DLJOB
-from dljob.kube.objects.bounds import bounded_event, bounded_list
+from dljob.kube.objects.bounds import bounded_event, bounded_list, loads
 from dljob.kube.objects.trim import version_number
 from dljob.kube.watch.permission import Permission
 from dljob.kube.watch.reflector import back_off_s
@@ -207,7 +206,7 @@ class _BoundedLines:
                 return
             safe = bounded_event(line)
             with suppress(ValueError):  # kopf says what is wrong with a line that is not JSON.
-                event = json.loads(safe)
+                event = loads(safe)
                 about, is_error = event["object"], event["type"] == "ERROR"
                 self._heard(error=is_error)
                 if is_error:
