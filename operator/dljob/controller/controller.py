@@ -339,7 +339,7 @@ class Controller:
     def _may_write(self, job: JobSeen, status: dict[str, Any]) -> bool:
         """Return False if the status differs only in progress, and it is not the job's turn. It is then tried later."""
         if job.status != status and only_progress(job.status, status):
-            if wait_s := self._pace.wait_s(job.key):
+            if wait_s := self._pace.wait_s(job.key, waits=not self._cache.runs(job.key)):
                 self._queue.add_after(job.key, wait_s)
             return not wait_s
         self._pace.forget(job.key)

@@ -44,6 +44,7 @@ from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import MAX_FORECAST, WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, forecast_jointly
 from dljob.status import previous
+from dljob.status.pace import PROMPT_PLACES
 
 log = logging.getLogger("dljob")
 
@@ -57,11 +58,10 @@ IDLE_FACTOR = 20.0
 The time in which it waited for plans does not count."""
 MAX_ASKED = 20
 """Maximum number of plans that are made for one forecast. While they are made, jobs that could start must wait."""
-PROMPT_PLACES = 10
-"""Number of jobs at the head of the queue whose status shows a new place at once. For jobs further back, it shows it
-with the next forecast or plan, because a job that arrives changes the places of all behind it."""
 MAX_LEFT = timedelta(days=3650)
 """Forecasts of times further away are shown as unknown."""
+Joint = Callable[[Mapping[JobKey, ParsedJob], float, Mapping[JobKey, float]], JointQueue | None]
+"""See ``Assigning.queue``."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Outlooks:
         metrics: Metrics,
         clock: Callable[[], float],
         now: Callable[[], datetime],
-        joint: Callable[[Mapping[JobKey, ParsedJob], float], JointQueue | None] = lambda waiting, start_s: None,
+        joint: Joint = lambda waiting, start_s, left_s: None,
     ) -> None:
         """``joint``: returns the jobs to which devices are assigned together, of those that wait and those that run.
 
-        Its second argument is the time from new pods to the first step. None: jobs are planned one after another.
+        None: jobs are planned one after another.
         """
         self._cache, self._book, self._queue, self._pods, self._metrics = cache, book, queue, pods, metrics
         self._clock, self._now, self._joint = clock, now, joint
@@ -257,7 +257,7 @@ class Outlooks:
     async def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
         waiters = {key: waiter for key in line if (waiter := self._waiter(key, waiting[key])) is not None}
         holders, starts_up = await self._holders()
-        queue = self._joint(waiting, starts_up.p50)
+        queue = self._joint(waiting, starts_up.p50, {each.key: each.left.p50 for each in holders})
         together = {job.key for job in queue.jobs} if queue is not None else set()
         # The thread reads only immutable values. Health checks and completion do not wait for it.
         found: dict[JobKey, Forecast] = {}

@@ -226,11 +226,14 @@ class Assigning:
             if job is None or stops(job) or (known is not None and known.uid != job.uid):
                 self.forget(key)
 
-    def queue(self, waiting: Mapping[JobKey, ParsedJob], start_s: float) -> JointQueue | None:
+    def queue(
+        self, waiting: Mapping[JobKey, ParsedJob], start_s: float, left_s: Mapping[JobKey, float]
+    ) -> JointQueue | None:
         """Return the jobs that took part in the last assignment, as they are now, for a forecast of their starts.
 
         Return None if devices are not assigned together. ``waiting``: the jobs without devices, as they are planned.
-        ``start_s``: seconds from the start of pods to the first step.
+        ``start_s``: seconds from the start of pods to the first step. ``left_s``: remaining seconds of each job that
+        holds devices, which take too long to read from thousands of statuses at once.
         """
         if not self._on:
             return None
@@ -258,7 +261,7 @@ class Assigning:
         for job in jobs:
             free.subtract(job.held.devices)
         first_s = max(0.0, self._due_in_s(waiting))
-        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys), first_s)
+        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys, left_s), first_s)
 
     def _as_seen(self, question: ParsedJob, known: Known) -> Seen:
         return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
@@ -278,12 +281,12 @@ class Assigning:
                 found.append(RecentJoint(age_s, self._joint_job(key, seen, seen.known.options)))
         return found
 
-    def _endings(self, taking_part: set[JobKey]) -> list[Ending]:
+    def _endings(self, taking_part: set[JobKey], left_s: Mapping[JobKey, float]) -> list[Ending]:
         """Return when the jobs that hold devices and do not take part will give them up."""
-        others = [each for each in self._cache.jobs() if each.key not in taking_part]
         return [
-            Ending(0.0 if stops(job) else remaining(previous(job)).p50, planned_devices(self._plans.known(job.key)))
-            for job in others
+            Ending(left_s[job.key], planned_devices(self._plans.known(job.key)))
+            for job in self._cache.jobs()
+            if job.key in left_s and job.key not in taking_part
             if self._queue.holds_devices(job.key) and not ended(job)
         ]
 
