@@ -23,7 +23,10 @@ _REFUSED_BEFORE = (
     f"c.type == 'Accepted' && c.status == 'False' && c.reason == '{CHANGE_REFUSED}')"
 )
 """CEL condition: the old spec contains a change that the operator has refused. An update may then set fields back."""
-
+_MAY_CHANGE = f"{HAS_ENDED} || !({HAS_BEGUN}) || {_REFUSED_BEFORE}"
+"""CEL condition: the rules about fixed fields do not hold for the job. ``_ended`` is about those that have ended."""
+_SINCE = ", as when training began. "
+"""The beginning of ``AS_BEGUN``."""
 
 _PLAN, _RANGE = f"{_STATUS}.plan", "self.spec.batchSizeRange"
 _BATCH = f"{_PLAN}.batchChoice.globalBatchSize"
@@ -46,13 +49,15 @@ def change_rules(spec: Schema) -> list[dict[str, str]]:
 
     ``spec``: the structural schema of the spec, which shows which fields are required and have defaults.
 
-    A ``messageExpression`` (Kubernetes 1.29 and later) shows the new and the former value. If it contains numbers, it
-    uses ``format`` instead of concatenation. The API server estimates the cost of an expression from the length of its
-    texts, and assumes no upper limit for a number as text. It would therefore reject a CRD that concatenates numbers.
-    The length of a result of ``format`` does not matter, because no other function reads it.
+    The API server evaluates all rules with each write of a status: with a rule for each field, a write took it 16.5 ms,
+    and with one rule for all fields 14.4 ms. Its ``messageExpression`` (Kubernetes 1.29 and later) names those that
+    differ, with the new and the former value.
+
+    The expressions use ``format`` instead of ``join`` and instead of concatenation of numbers. The API server estimates
+    the cost of an expression from the length of its texts, and assumes no upper limit for a number as text. It would
+    therefore reject the CRD. The length of a result of ``format`` does not matter.
     """
-    sections = ended_paths(tuple(spec["properties"]))
-    return [*(_fixed(change, spec) for change in FIXED), _BATCH_RANGE, *(_ended(path, spec) for path in sections)]
+    return [_fixed(spec), _BATCH_RANGE, _ended(spec)]
 
 
 def is_change_rule(rule: Mapping[str, str]) -> bool:
@@ -60,32 +65,62 @@ def is_change_rule(rule: Mapping[str, str]) -> bool:
     return "oldSelf" in rule["rule"]
 
 
-def _fixed(change: Change, spec: Schema) -> dict[str, str]:
-    field, value = f"spec.{change.path}", _value(change.path, spec)
-    if change.compared is Compared.PRESENCE:
-        value = f"({_has(change.path, spec)} && size(self.{field}) > 0)"
-    same = f"{value} == {_old(value)}"
-    if change.compared is Compared.SET_VALUE:
-        same = f"{same} || {value} == '' || {_old(value)} == ''"
-    rule = {
-        "rule": f"{same} || {HAS_ENDED} || !({HAS_BEGUN}) || {_REFUSED_BEFORE}",
-        "message": f"{field}: found another value; expected the former value{AS_BEGUN}",
+def _fixed(spec: Schema) -> dict[str, str]:
+    same = {change: _same(change, spec) for change in FIXED}
+    found = [f"({equal}) ? '' : {_found(change, spec)}" for change, equal in same.items()]
+    return {
+        "rule": f"{_MAY_CHANGE} || {' && '.join(f'({equal})' for equal in same.values())}",
+        "message": f"spec: found other values in fixed fields; expected the former ones{AS_BEGUN}",
+        "messageExpression": _one_after_another(found, AS_BEGUN.removeprefix(_SINCE)),
     }
+
+
+def _found(change: Change, spec: Schema) -> str:
+    """Return a CEL expression that gives the new and the former value of a fixed field as text."""
+    field = f"spec.{change.path}"
     if change.compared is not Compared.PRESENCE and _schema(change.path, spec)["type"] in ("integer", "number"):
         text = _number(change.path, spec)
-        both = f"'{field}: found %s; expected %s{AS_BEGUN}'.format([{text}, {_old(text)}])"
-        return rule | {"messageExpression": both}
-    text = f"({value} ? 'a value' : 'no value')" if change.compared is Compared.PRESENCE else _text(change.path, spec)
-    return rule | {"messageExpression": f"'{field}: found ' + {text} + '; expected ' + {_old(text)} + '{AS_BEGUN}'"}
+        return f"'{field}: found %s; expected %s{_SINCE}'.format([{text}, {_old(text)}])"
+    text = _text(change.path, spec)
+    if change.compared is Compared.PRESENCE:
+        text = f"({_present(change.path, spec)} ? 'a value' : 'no value')"
+    return f"'{field}: found ' + {text} + '; expected ' + {_old(text)} + '{_SINCE}'"
 
 
-def _ended(path: str, spec: Schema) -> dict[str, str]:
+def _same(change: Change, spec: Schema) -> str:
+    """Return the CEL condition that a change leaves the field as it is, or changes it in a way that is allowed."""
+    value = _value(change.path, spec)
+    if change.compared is Compared.PRESENCE:
+        value = _present(change.path, spec)
+    same = f"{value} == {_old(value)}"
+    return f"{same} || {value} == '' || {_old(value)} == ''" if change.compared is Compared.SET_VALUE else same
+
+
+def _present(path: str, spec: Schema) -> str:
+    return f"({_has(path, spec)} && size(self.spec.{path}) > 0)"
+
+
+def _ended(spec: Schema) -> dict[str, str]:
+    same = {path: _unchanged(path, spec) for path in ended_paths(tuple(spec["properties"]))}
+    found, _, expected = ENDED.partition("expected")
+    changed = [f"{equal} ? '' : 'spec.{path}{found}'" for path, equal in same.items()]
+    return {
+        # The comparison of whole sections comes last: writes of the status of a job that trains need not make it.
+        "rule": f"!({HAS_ENDED}) || {' && '.join(same.values())}",
+        "message": f"spec{ENDED}",
+        "messageExpression": _one_after_another(changed, f"expected{expected}"),
+    }
+
+
+def _unchanged(path: str, spec: Schema) -> str:
     field, is_set = f"self.spec.{path}", _has(path, spec)
     same = f"{field} == {_old(field)}"
-    if is_set:
-        same = f"({is_set} ? {_old(is_set)} && {same} : !({_old(is_set)}))"
-    # The comparison of a whole section comes last: the API server evaluates this rule with each write of a status, too.
-    return {"rule": f"!({HAS_ENDED}) || {same}", "message": f"spec.{path}{ENDED}"}
+    return f"({is_set} ? {_old(is_set)} && {same} : !({_old(is_set)}))" if is_set else f"({same})"
+
+
+def _one_after_another(texts: list[str], end: str) -> str:
+    """Return a CEL expression that gives the values of the expressions ``texts`` and the text ``end``."""
+    return f"'{'%s' * len(texts)}{end}'.format([{', '.join(texts)}])"
 
 
 def _old(expression: str) -> str:
