@@ -207,8 +207,7 @@ class Queue:
         first = await self._first_before(key, question, line, ask, passed_over, holds=holds)
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
             return plan, None
-        own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]
-        limits = limits.kept_for(first.shadow.charges, own)
+        limits = self.limits_beside(key, limits, first)
         if not (short := shortages(limits.quotas, needs)):
             return plan, None
         beside = await ask(with_limits(question, limits), view)
@@ -245,12 +244,17 @@ class Queue:
         planned. A job that could not run on the whole cluster waits for something else, and is never first. ``holds``:
         True if the job ``key`` holds devices. It does not wait, so that only its priority puts it before others.
         """
-        mine, before = self.job(question), dict[JobKey, ParsedJob]()
-        for other, each in waiting.items():
-            its = self.job(each)
-            if other != key and (its.priority >= mine.priority if holds else self._order(its) <= self._order(mine)):
-                before[other] = each
+        mine = self.job(question)
+        before = {
+            other: each
+            for other, each in waiting.items()
+            if other != key and self.is_before(self.job(each), mine, holds=holds)
+        }
         return await self.first(before, ask, passed_over)
+
+    def is_before(self, other: QueuedJob, mine: QueuedJob, *, holds: bool) -> bool:
+        """Return True if the job ``mine`` must not delay the waiting job ``other``. ``holds``: as of ``_first_before``."""
+        return other.priority >= mine.priority if holds else self._order(other) <= self._order(mine)
 
     async def first(
         self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, passed_over: Collection[JobKey] = ()
@@ -352,6 +356,11 @@ class Queue:
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         return limits_for(key, self._cache, self._book, ended)
+
+    def limits_beside(self, key: JobKey, limits: NamespaceLimits, first: First) -> NamespaceLimits:
+        """Return what ``limits`` leave for the job ``key`` beside what the ``first`` in line of its namespace needs."""
+        own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]
+        return limits.kept_for(first.shadow.charges, own)
 
     def limits_of(self, question: ParsedJob) -> NamespaceLimits:
         """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone."""

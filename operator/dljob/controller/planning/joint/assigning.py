@@ -56,18 +56,22 @@ class Assigning:
         cache: Cache,
         queue: Queue,
         plans: PlansByJob,
+        short: Callable[[], Mapping[JobKey, ParsedJob]],
         requeue: Callable[[JobKey], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
         *,
         on: bool,
     ) -> None:
-        """``requeue``: called with the key of a job that is to move. ``on``: False: each job is planned by itself."""
+        """``short``: as of ``Candidates``. ``requeue``: called with the key of a job that is to move.
+
+        ``on``: False: each job is planned by itself.
+        """
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
-        self._candidates = Candidates(cache, queue, now)
+        self._candidates = Candidates(cache, queue, short, clock, now)
         self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
@@ -309,6 +313,7 @@ class Assigning:
         whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
+        await self._candidates.look(asked, known, ask)
         questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}

@@ -1,16 +1,17 @@
 """What an assignment knows of one job: its options as far as quotas allow them, its deadline, and its wait."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.controller.planning.answers import First
 from dljob.controller.planning.joint.options import Known, due_s, left
-from dljob.controller.planning.queueing import Queue
+from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.observed import JobSeen
 from dljob.job.remaining import RESTART_S
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import Quota
+from dljob.scheduling import NamespaceLimits, Quota
 from dljob.scheduling.assignment import Candidate, Option, is_overdue
 from dljob.status import FALSE, find, is_true, previous
 
@@ -18,8 +19,18 @@ from dljob.status import FALSE, find, is_true, previous
 class Candidates:
     """Makes the candidates of an assignment. Use it in one event loop only."""
 
-    def __init__(self, cache: Cache, queue: Queue, now: Callable[[], datetime]) -> None:
-        self._cache, self._queue, self._now = cache, queue, now
+    def __init__(
+        self,
+        cache: Cache,
+        queue: Queue,
+        short: Callable[[], Mapping[JobKey, ParsedJob]],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        """``short``: returns the jobs that wait for the quotas of their namespaces, as they are planned."""
+        self._cache, self._queue, self._short, self._clock, self._now = cache, queue, short, clock, now
+        self._first: dict[JobKey, First] = {}
+        """For each job that must leave quota to an earlier one of its namespace, that one."""
         self._resumed: dict[JobKey, datetime] = {}
         """When each waiting job whose status still says that it is suspended was first seen waiting."""
 
@@ -44,10 +55,38 @@ class Candidates:
         job = self._cache.job(key)
         if job is None or not known.options:
             return ()
-        # Scopes select pods, which do not exist yet. The planner, which knows them, compares its plans with all quotas.
-        quotas = [quota for quota in self._queue.limits_without(key).quotas if not quota.scopes]
-        found = left(known, previous(job), running=running)
-        return tuple(option for option in found if _allowed(quotas, option))
+        limits, first = self._queue.limits_without(key), self._first.get(key)
+        beside = limits if first is None else self._queue.limits_beside(key, limits, first)
+
+        def allowed(option: Option) -> bool:
+            ends = first is None or first.shadow.after(self._clock(), option.seconds * known.spread)
+            return _allowed(_unscoped(limits if ends else beside), option)
+
+        return tuple(filter(allowed, left(known, previous(job), running=running)))
+
+    async def look(self, questions: Mapping[JobKey, ParsedJob], known: Mapping[JobKey, Known], ask: Ask) -> None:
+        """Find which of the jobs ``questions`` must leave quota to the first in line of their namespace.
+
+        ``Queue.without_delay`` admits no other plan of them. In line are the jobs that wait for quota, also those that
+        wait for devices as well. ``known``: the options of the jobs. ``ask``: makes plans.
+        """
+        self._first.clear()
+        lines: dict[str, dict[JobKey, ParsedJob]] = {}
+        for key, each in {**self._short(), **questions}.items():
+            if key not in questions or self._lacks_quota(key, known[key]):
+                lines.setdefault(key[0], {})[key] = each
+        firsts = {name: await self._queue.first(lines[name], ask) for name in {key[0] for key in questions} & {*lines}}
+        for key, question in questions.items():
+            first = firsts.get(key[0])
+            if first is None or first.key == key:
+                continue
+            its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
+            if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
+                self._first[key] = first
+
+    def _lacks_quota(self, key: JobKey, known: Known) -> bool:
+        """Return True if a job waits, and its namespace has the quota for none of its options."""
+        return bool(known.options) and not (self._queue.holds_devices(key) or self.options(key, known, running=False))
 
     def waited_s(self, job: JobSeen) -> float:
         """Return the seconds for which a job without devices has waited since it was created, stopped or resumed.
@@ -83,6 +122,14 @@ class Candidates:
         It leaves out nodes that take no pods, such as cordoned ones. Their devices are not there for other jobs.
         """
         return all(pod.node is None or self._cache.ledger.has_node(pod.node) for pod in self._cache.pods_of(key))
+
+
+def _unscoped(limits: NamespaceLimits) -> list[Quota]:
+    """Return the quotas without scopes.
+
+    Scopes select pods, which do not exist yet. The planner, which knows them, compares its plans with all quotas.
+    """
+    return [quota for quota in limits.quotas if not quota.scopes]
 
 
 def _allowed(quotas: Sequence[Quota], option: Option) -> bool:
