@@ -253,7 +253,7 @@ class Queue:
         return await self.first(before, ask, passed_over)
 
     def is_before(self, other: QueuedJob, mine: QueuedJob, *, holds: bool) -> bool:
-        """Return True if the job ``mine`` must not delay the waiting job ``other``. ``holds``: as of ``_first_before``."""
+        """Return True if the job ``mine`` must not delay the job ``other``. ``holds``: as of ``_first_before``."""
         return other.priority >= mine.priority if holds else self._order(other) <= self._order(mine)
 
     async def first(
