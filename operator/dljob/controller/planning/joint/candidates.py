@@ -77,12 +77,10 @@ class Candidates:
                 lines.setdefault(key[0], {})[key] = each
         firsts = {name: await self._queue.first(lines[name], ask) for name in {key[0] for key in questions} & {*lines}}
         for key, question in questions.items():
-            first = firsts.get(key[0])
-            if first is None or first.key == key:
-                continue
-            its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
-            if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
-                self._first[key] = first
+            if (first := firsts.get(key[0])) is not None:
+                its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
+                if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
+                    self._first[key] = first
 
     def _lacks_quota(self, key: JobKey, known: Known) -> bool:
         """Return True if a job waits, and its namespace has the quota for none of its options."""
