@@ -249,7 +249,8 @@ class Queue:
 
     def is_before(self, its: QueuedJob, mine: QueuedJob, *, holds: bool) -> bool:
         """Return True if the job ``mine`` must not delay the other one. ``holds``: as of ``_first_before``."""
-        return its.key != mine.key and (its.priority >= mine.priority if holds else self._order(its) <= self._order(mine))
+        first = its.priority >= mine.priority if holds else self._order(its) <= self._order(mine)
+        return first and its.key != mine.key
 
     async def first(
         self,
@@ -293,9 +294,8 @@ class Queue:
 
     def forget_all(self) -> None:
         self._known.clear()
-        self.overdue = frozenset()
+        self.overdue, self._places = frozenset(), (-inf, {})
         self.run_p90_s.clear()
-        self._places = (-inf, {})
         self._shares.forget()
 
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:

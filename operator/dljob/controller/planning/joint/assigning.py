@@ -269,7 +269,7 @@ class Assigning:
         return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
 
     def _joint_job(self, key: JobKey, job: Seen, options: tuple[Option, ...]) -> JointJob:
-        return job.joint(key, options, self._queue.policy.weight(key[0]))
+        return job.joint(key, options, self._queue.policy.weight(key[0]), self._candidates.allowed(key[0]))
 
     def _recent(self) -> list[RecentJoint]:
         """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""

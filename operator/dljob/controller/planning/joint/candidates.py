@@ -31,6 +31,8 @@ class Candidates:
         self._cache, self._queue, self._short, self._clock, self._now = cache, queue, short, clock, now
         self._first: dict[JobKey, First] = {}
         """For each job that must leave quota to an earlier one of its namespace, that one."""
+        self._allowed: dict[str, int | None] = {}
+        """For each namespace, the number of GPUs that its quotas allow to all candidates together; None: any number."""
         self._resumed: dict[JobKey, datetime] = {}
         """When each waiting job whose status still says that it is suspended was first seen waiting."""
 
@@ -48,7 +50,12 @@ class Candidates:
             self.due_s(key, question, known, running=running),
             self._queue.preempts(question),
             not running and is_overdue(self.waited_s(job), options),
+            self.allowed(key[0]),
         )
+
+    def allowed(self, namespace: str) -> int | None:
+        """Return ``Candidate.allowed`` of the jobs of a namespace."""
+        return self._allowed.get(namespace)
 
     def options(self, key: JobKey, known: Known, *, running: bool) -> tuple[Option, ...]:
         """Return the options of a job, for the rest of its training, for which its namespace has the quota."""
@@ -65,22 +72,36 @@ class Candidates:
         return tuple(filter(allowed, left(known, previous(job), running=running)))
 
     async def look(self, questions: Mapping[JobKey, ParsedJob], known: Mapping[JobKey, Known], ask: Ask) -> None:
-        """Find which of the jobs ``questions`` must leave quota to the first in line of their namespace.
+        """Find what quotas allow to the jobs ``questions``, and which must leave some to the first in line.
 
-        ``Queue.without_delay`` admits no other plan of them. In line are the jobs that wait for quota, also those that
-        wait for devices as well. ``known``: the options of the jobs. ``ask``: makes plans.
+        ``Queue.without_delay`` admits no other plan of them. In line are the jobs of the namespace that wait for quota,
+        also those that wait for devices as well. ``known``: the options of the jobs. ``ask``: makes plans.
         """
         self._first.clear()
+        namespaces = {namespace for namespace, _ in questions}
+        self._allowed = {name: self._left([key for key in questions if key[0] == name], known) for name in namespaces}
         lines: dict[str, dict[JobKey, ParsedJob]] = {}
         for key, each in {**self._short(), **questions}.items():
             if key not in questions or self._lacks_quota(key, known[key]):
                 lines.setdefault(key[0], {})[key] = each
-        firsts = {name: await self._queue.first(lines[name], ask) for name in {key[0] for key in questions} & {*lines}}
+        firsts = {name: await self._queue.first(lines[name], ask) for name in sorted(namespaces & lines.keys())}
         for key, question in questions.items():
             if (first := firsts.get(key[0])) is not None:
                 its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
                 if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
                     self._first[key] = first
+
+    def _left(self, keys: Sequence[JobKey], known: Mapping[JobKey, Known]) -> int | None:
+        """Return how many GPUs the quotas of a namespace leave to its jobs ``keys``, with those that they hold.
+
+        Return None if that is any number, or if the jobs may use GPUs of several vendors, which have other quotas.
+        """
+        vendors = {vendor(option.device) for key in keys for option in known[key].options}
+        if len(vendors) != 1:
+            return None
+        gpus = f"requests.{GPU_RESOURCES.get(vendors.pop(), '')}"
+        quotas = _unscoped(self._queue.limits_without(keys[0], keys))
+        return min((max(0, quota.left(gpus)) // 1000 for quota in quotas if gpus in quota.hard), default=None)
 
     def _lacks_quota(self, key: JobKey, known: Known) -> bool:
         """Return True if a job waits, and its namespace has the quota for none of its options."""
