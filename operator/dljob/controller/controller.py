@@ -346,8 +346,13 @@ class Controller:
         return True
 
     def begin(self) -> None:
-        """Begin to lead: the next reconcile of each job posts its lost events again, and looks at all its objects."""
+        """Begin to lead: forget what another operator may have sent meanwhile.
+
+        The next reconcile of each job posts its lost events again, and looks at all its objects.
+        """
         self._restored.clear()
+        self._unsent.clear()
+        self._lessons.begin()
         self._kube.forget_all()
 
     async def _restore_events(self, job: JobSeen) -> None:
@@ -371,8 +376,8 @@ class Controller:
                 log.warning("the job's events were not listed (%r); trying again", error, extra=self._about(job.key))
                 self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)
                 return
-            missing = [event for event in expected if event.reason not in posted]
-            self._unsent.setdefault(job.key, []).extend(missing)
+            unsent = self._unsent.setdefault(job.key, [])
+            unsent += [event for event in expected if event.reason not in posted | {each.reason for each in unsent}]
         self._restored[job.key] = job.uid
 
     def _gone(self, key: JobKey) -> None:

@@ -84,6 +84,14 @@ class Lessons:
             log.exception("the measurements of a run are lost, because of an error", extra=log_fields(job.key, job))
         return None
 
+    def begin(self) -> None:
+        """Begin to lead: forget what is not written yet, because the operator that led meanwhile may have written it.
+
+        If it has not, the status of the job does not show the end of the run yet, and the next reconcile writes it.
+        """
+        self._open.clear()
+        self._open_memory.clear()
+
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""
         self._open.pop(key, None)

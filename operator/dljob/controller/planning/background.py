@@ -85,10 +85,10 @@ class Planning:
         self._book = ReservationBook()
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._reserving = Reserving(cache, self._book, clock)
-        self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now)
-        self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
-        plans, queue = self._reserving.plans, self._assigning.queue
-        self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, queue)
+        plans, short = self._reserving.plans, self._waiting_for_quota
+        self._preempting = Preempting(cache, self._queue, plans, requeue, clock, now)
+        self._assigning = Assigning(cache, self._queue, plans, short, requeue, clock, now, on=together)
+        self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, self._assigning.queue)
         self._free = FreeResources(cache, self._book, self._reserving, metrics, clock)
         self._turns = Turns(cache.jobs, self._queue, self._free, requeue, clock, now)
         self._profiles, self._namespaces = ProfilesByNamespace(cache), answers.NamespaceTurns()

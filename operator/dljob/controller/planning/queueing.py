@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from heapq import heapify, heappop
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -173,7 +174,7 @@ class Queue:
         for gone in self._known.keys() - waiting.keys() - short.keys():
             del self._known[gone]
         if moves and waiting:
-            first = await self._first_before(key, question, waiting, ask, passed_over, holds=holds)
+            first = await self._first_before(question, waiting, ask, passed_over, holds=holds)
             if first is not None and not first.shadow.after(self._clock(), self._run_s(question, plan)):
                 view = first.shadow.beside(free, view) if holds else first.shadow.beside(view)
                 beside = await ask(question, view)
@@ -204,11 +205,10 @@ class Queue:
         needs, limits = quota_needs(plan), question.observed.limits
         if not needs:
             return plan, None
-        first = await self._first_before(key, question, line, ask, passed_over, holds=holds)
+        first = await self._first_before(question, line, ask, passed_over, holds=holds)
         if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
             return plan, None
-        own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]
-        limits = limits.kept_for(first.shadow.charges, own)
+        limits = self.limits_beside(key, limits, first)
         if not (short := shortages(limits.quotas, needs)):
             return plan, None
         beside = await ask(with_limits(question, limits), view)
@@ -231,7 +231,6 @@ class Queue:
 
     async def _first_before(
         self,
-        key: JobKey,
         question: ParsedJob,
         waiting: Mapping[JobKey, ParsedJob],
         ask: Ask,
@@ -239,28 +238,36 @@ class Queue:
         *,
         holds: bool,
     ) -> First | None:
-        """Return the first job in line if it is before the job ``key``, with its shadow reservation; otherwise None.
+        """Return the first job in line if it is before the job ``question``, with its shadow reservation; or None.
 
-        The job ``key`` must not delay this first job. ``waiting``: the jobs for which no plan was possible, as they are
+        The latter must not delay this first job. ``waiting``: the jobs for which no plan was possible, as they are
         planned. A job that could not run on the whole cluster waits for something else, and is never first. ``holds``:
-        True if the job ``key`` holds devices. It does not wait, so that only its priority puts it before others.
+        True if the job ``question`` holds devices. It does not wait, so that only its priority puts it before others.
         """
-        mine, before = self.job(question), dict[JobKey, ParsedJob]()
-        for other, each in waiting.items():
-            its = self.job(each)
-            if other != key and (its.priority >= mine.priority if holds else self._order(its) <= self._order(mine)):
-                before[other] = each
-        return await self.first(before, ask, passed_over)
+        mine = self.job(question)
+        return await self.first(waiting, ask, passed_over, lambda its: self.is_before(its, mine, holds=holds))
+
+    def is_before(self, its: QueuedJob, mine: QueuedJob, *, holds: bool) -> bool:
+        """Return True if the job ``mine`` must not delay the other one. ``holds``: as of ``_first_before``."""
+        first = its.priority >= mine.priority if holds else self._order(its) <= self._order(mine)
+        return first and its.key != mine.key
 
     async def first(
-        self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, passed_over: Collection[JobKey] = ()
+        self,
+        waiting: Mapping[JobKey, ParsedJob],
+        ask: Ask,
+        passed_over: Collection[JobKey] = (),
+        before: Callable[[QueuedJob], bool] = lambda job: True,
     ) -> First | None:
         """Return the first in line of the jobs ``waiting``, with its shadow reservation; None if there is none.
 
         Jobs that hold devices, and jobs that could not run on the whole cluster, are never first. Of the jobs
-        ``passed_over``, neither are those that could start now.
+        ``passed_over``, neither are those that could start now. ``before``: returns False for jobs to ignore.
         """
-        for other in sorted(waiting, key=lambda other: self._order(self.job(waiting[other]))):
+        line = [(self._order(its), other) for other, each in waiting.items() if before(its := self.job(each))]
+        heapify(line)  # Usually, the first one is found at once: to sort thousands for each planned job takes longer.
+        while line:
+            _, other = heappop(line)
             found = None if self.holds_devices(other) else await self._shadow(other, waiting[other], ask)
             if found is not None and not (other in passed_over and found.start_s <= self._clock()):
                 return First(other, found)
@@ -287,9 +294,8 @@ class Queue:
 
     def forget_all(self) -> None:
         self._known.clear()
-        self.overdue = frozenset()
+        self.overdue, self._places = frozenset(), (-inf, {})
         self.run_p90_s.clear()
-        self._places = (-inf, {})
         self._shares.forget()
 
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
@@ -352,6 +358,11 @@ class Queue:
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         return limits_for(key, self._cache, self._book, ended)
+
+    def limits_beside(self, key: JobKey, limits: NamespaceLimits, first: First) -> NamespaceLimits:
+        """Return what ``limits`` leave for the job ``key`` beside what the ``first`` in line of its namespace needs."""
+        own = [(pod.charge, 1) for pod in self._cache.pods_of(key) if pod.charge is not None]
+        return limits.kept_for(first.shadow.charges, own)
 
     def limits_of(self, question: ParsedJob) -> NamespaceLimits:
         """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone."""

@@ -28,9 +28,14 @@ waiting job of a lower priority gets one.
 Each owner (namespace) is entitled to a fraction of each device type: its weight divided by the weights of all owners
 that have jobs. If nothing is left for a job whose owner has less, jobs start within the entitlements first, so that an
 owner with many short jobs cannot keep the others from starting.
+
+All jobs of an owner together get no more devices than its quotas allow (``Candidate.allowed``). Otherwise, running jobs
+would give up devices for jobs that cannot start.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from dljob.scheduling.assignment.moves import (
@@ -139,6 +144,7 @@ def assign_all(
     restarts only for jobs of equal or higher priority that gain more than it loses, or of which one meets its deadline
     by that.
     """
+    jobs = _with_held(jobs, held)
     parts = share(jobs, free, [i for i, mine in enumerate(held) if mine.devices])
     moving = movers(held, parts, free, restart_s)
     helped = tuple(helped_by(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
@@ -148,6 +154,14 @@ def assign_all(
     fitting = fitting_moves(worthwhile, held, parts, free)
     moves = tuple(i in fitting for i in range(len(jobs)))
     return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+
+
+def _with_held(jobs: Sequence[Candidate], held: Sequence[Held]) -> list[Candidate]:
+    """Return the jobs with limits by quotas that are not below what the jobs of an owner hold: it may keep that."""
+    holds = Counter[str]()
+    for job, mine in zip(jobs, held, strict=True):
+        holds[job.owner] += sum(mine.devices.values())
+    return [job if job.allowed is None else replace(job, allowed=max(job.allowed, holds[job.owner])) for job in jobs]
 
 
 def _by_priority(
@@ -163,12 +177,19 @@ def _by_priority(
     of jobs; ``choose`` gets those of its own jobs. ``kept``: what jobs of a higher priority leave to these jobs.
     """
     chosen: list[Option | None] = []
-    left = dict(free)
+    left, given = dict(free), Counter[str]()
     for _, group in groupby(jobs, key=lambda job: job.priority):
-        equal, before = list(group), len(chosen)
+        equal, before = [_less_allowed(job, given[job.owner]) for job in group], len(chosen)
         later = [part for i, part in (kept or {}).items() if i >= before + len(equal)]
         own = [i - before for i in holding if before <= i < before + len(equal)]
         found = choose(equal, less(left, later), own)
         chosen += found
         left = less(left, found)
+        for job, part in zip(equal, found, strict=True):
+            given[job.owner] += part.devices if part is not None else 0
     return tuple(chosen)
+
+
+def _less_allowed(job: Candidate, given: int) -> Candidate:
+    """Return a job with what the quotas of its owner still allow after other jobs were ``given`` devices."""
+    return job if job.allowed is None else replace(job, allowed=max(0, job.allowed - given))

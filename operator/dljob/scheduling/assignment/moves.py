@@ -1,7 +1,7 @@
 """Decide which running jobs restart on the parts that an assignment gives them."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dljob.scheduling.assignment.together import fastest_fitting
@@ -109,6 +109,23 @@ def helped_by(
     )
 
 
+@dataclass
+class _Link:
+    """A job of a chain of moves, whose ``others`` are being followed.
+
+    ``others``: the jobs that it helps and that were not followed yet. ``gained_s``: by how many seconds in total jobs
+    end sooner. ``apart_s``: how long the job makes room for them.
+    """
+
+    job: int
+    others: Iterator[int]
+    gained_s: float = 0.0
+    apart_s: float = 0.0
+
+    def add(self, gained_s: float, apart_s: float) -> None:
+        self.gained_s, self.apart_s = self.gained_s + gained_s, max(self.apart_s, apart_s)
+
+
 @dataclass(frozen=True)
 class Moves:
     """Running jobs that could restart on their parts, and which others each of them would help by that.
@@ -139,42 +156,61 @@ class Moves:
         The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job
         ``i``.
         """
-        gained_s, _ = self._gained_s(i, {i})
-        return bool(self.helped[i]) and gained_s >= max(MIN_GAIN_S, MIN_GAIN * self.held[i].left_s)
+        return bool(self.helped[i]) and self._gained_s(i) >= max(MIN_GAIN_S, MIN_GAIN * self.held[i].left_s)
 
-    def _gained_s(self, i: int, counted: set[int]) -> tuple[float, float]:
-        """Return by how many seconds in total jobs end sooner if job ``i`` moves, and how long it makes room for them.
+    def _gained_s(self, i: int) -> float:
+        """Return by how many seconds in total jobs end sooner if job ``i`` moves.
 
-        Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now.
-        When one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time,
-        after ``MIN_BETWEEN_S`` seconds or more. A helped job that becomes slower moves only because others need what it
-        holds. It is a link of a chain: what these others gain counts, and what it loses. ``counted``: jobs that have
-        been counted.
+        A helped job that becomes slower moves only because others need what it holds. It is a link of a chain: what
+        these others gain counts, and what it loses. Each job counts once. The chain is not followed by calls of this
+        method, because it may have more links than the stack of Python allows.
         """
-        mine, held, restart_s, gained_s, apart_s = self.parts[i], self.held, self.restart_s, 0.0, 0.0
-        assert mine is not None
-        left_s, count = held[i].left_s, sum(held[i].devices.values())
-        for j in self.helped[i]:
-            part = self.parts[j]
-            assert part is not None
-            if j in counted:
+        counted = {i}
+        chain = [_Link(i, iter(self.helped[i]))]
+        while True:
+            link = chain[-1]
+            j = next((j for j in link.others if j not in counted), None)
+            if j is None:
+                gained_s = link.gained_s - self._lost_s(link.job, link.apart_s)
+                chain.pop()
+                if not chain:
+                    return gained_s
+                chain[-1].add(gained_s, link.apart_s)
                 continue
             counted.add(j)
-            if held[j].devices and part.seconds > held[j].left_s:
-                others_s, their_s = self._gained_s(j, counted)
-                gained_s, apart_s = gained_s + others_s, max(apart_s, their_s)
-                continue
-            apart_s = max(apart_s, part.seconds)
-            if held[j].devices:
-                gained_s += held[j].left_s - part.seconds - restart_s
-                continue
-            alone = fastest_fitting(self.jobs[j].options, {part.device: max(count, part.devices)}) or part
-            both_s = mine.seconds + restart_s
-            done = min(1.0, both_s / part.seconds)
-            ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
-            gained_s += left_s + alone.seconds - ends_s
-        slower_s = min(max(apart_s, MIN_BETWEEN_S), mine.seconds) * max(0.0, 1 - left_s / mine.seconds)
-        return gained_s - slower_s - 2 * restart_s, apart_s
+            part = self.parts[j]
+            assert part is not None
+            if self.held[j].devices and part.seconds > self.held[j].left_s:
+                chain.append(_Link(j, iter(self.helped[j])))
+            else:
+                link.add(self._helped_s(link.job, j), part.seconds)
+
+    def _helped_s(self, i: int, j: int) -> float:
+        """Return by how many seconds job ``j`` ends sooner if job ``i`` makes room for it.
+
+        Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now.
+        When one of the two jobs ends, the other takes over its devices.
+        """
+        mine, part, held = self.parts[i], self.parts[j], self.held
+        assert mine is not None and part is not None
+        if held[j].devices:
+            return held[j].left_s - part.seconds - self.restart_s
+        count = max(sum(held[i].devices.values()), part.devices)
+        alone = fastest_fitting(self.jobs[j].options, {part.device: count}) or part
+        both_s = mine.seconds + self.restart_s
+        done = min(1.0, both_s / part.seconds)
+        ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
+        return held[i].left_s + alone.seconds - ends_s
+
+    def _lost_s(self, i: int, apart_s: float) -> float:
+        """Return the seconds that job ``i`` loses by making room for others, which takes ``apart_s`` seconds.
+
+        It then takes back its devices. For this, it restarts a second time, after ``MIN_BETWEEN_S`` seconds or more.
+        """
+        mine = self.parts[i]
+        assert mine is not None
+        slower = max(0.0, 1 - self.held[i].left_s / mine.seconds)
+        return min(max(apart_s, MIN_BETWEEN_S), mine.seconds) * slower + 2 * self.restart_s
 
     def _becomes_late(self, i: int) -> bool:
         """Return True if job ``i`` misses its deadline only by its move."""

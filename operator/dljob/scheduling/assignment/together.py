@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from dljob.scheduling.assignment.types import Candidate, Choices, Jobs, Option
+from dljob.scheduling.assignment.types import Candidate, Choices, Option
 
 MIN_EXCHANGE = 1.2
 """Smallest factor by which an exchange of devices between two jobs must increase their sum of 1 / T (T: remaining
@@ -28,7 +28,7 @@ def together(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collec
             found, _ = _grown(jobs, free, first, limited=True)
         without = {i for i in holding if found[i] is None} - first
         if not without:
-            return _started(jobs, _exchanged([job.options for job in jobs], found), free)
+            return _started(jobs, _exchanged(jobs, found), free)
         first |= without
 
 
@@ -83,7 +83,8 @@ def _best_step(
         for worth, added, new in ranks[i]:
             if best is not None and worth <= best[0]:
                 break
-            if added <= left.get(new.device, 0) and not (within and shares.exceeded(jobs[i].owner, new)):
+            exceeded = shares.forbids(jobs[i].owner, chosen[i], new) or (within and shares.exceeded(jobs[i].owner, new))
+            if added <= left.get(new.device, 0) and not exceeded:
                 best = worth, i, new
                 break
     return None if best is None else best[1:]
@@ -91,12 +92,13 @@ def _best_step(
 
 def _started(jobs: Sequence[Candidate], chosen: Choices, free: Mapping[str, int]) -> Choices:
     """Return the choices after starts of jobs that have none on what is left. An exchange may release devices."""
-    left, found, shares = less(free, chosen), list(chosen), _Shares(jobs, free)
+    left, found, shares = less(free, chosen), list(chosen), _Shares(jobs, free, chosen)
     waiting = [i for i, part in enumerate(chosen) if part is None]
     ranks = [_ranked(None, job) if i in waiting else [] for i, job in enumerate(jobs)]
     while (step := _best_step(jobs, ranks, found, left, shares, waiting, within=False, grows=False)) is not None:
-        i, found[i] = step
-        left = less(left, (found[i],))
+        i, new = step
+        shares.move(jobs[i].owner, None, new)
+        found[i], left = new, less(left, (new,))
     return tuple(found)
 
 
@@ -104,23 +106,35 @@ _ROUNDING = 1e-9
 
 
 class _Shares:
-    """The devices that each owner has been given, and the fraction of each type to which it is entitled."""
+    """The devices that each owner has been given, the fraction of each type to which it is entitled, and its limit."""
 
-    def __init__(self, jobs: Sequence[Candidate], free: Mapping[str, int]) -> None:
+    def __init__(
+        self, jobs: Sequence[Candidate], free: Mapping[str, int], chosen: Sequence[Option | None] = ()
+    ) -> None:
+        """``chosen``: what jobs have been given already, in the order of the jobs."""
         weights = {job.owner: job.weight for job in jobs}
+        self._allowed = {job.owner: job.allowed for job in jobs}
         self._entitled = {owner: weight / sum(weights.values()) for owner, weight in weights.items()}
         self._free = free
         self._given: dict[str, Counter[str]] = {owner: Counter() for owner in weights}
+        for job, part in zip(jobs, chosen, strict=False):
+            if part is not None:
+                self.move(job.owner, None, part)
 
     def exceeded(self, owner: str, new: Option) -> bool:
         """Return True if a start with the option ``new`` exceeds the entitlement of the owner, or one device."""
         most = self._entitled[owner] * self._free.get(new.device, 0)
         return self._given[owner][new.device] + new.devices > max(1.0, most) + _ROUNDING
 
+    def forbids(self, owner: str, old: Option | None, new: Option) -> bool:
+        """Return True if a step of a job to more devices exceeds what the quotas of the owner allow."""
+        allowed, more = self._allowed[owner], new.devices - (old.devices if old is not None else 0)
+        return allowed is not None and more > 0 and self._given[owner].total() + more > allowed
+
     def lacks(self, job: Candidate) -> bool:
-        """Return True if the owner of a job that got nothing could start it within its entitlement."""
+        """Return True if the owner of a job that got nothing could start it within its entitlement and its quotas."""
         fitting = [each for each in job.options if each.devices <= self._free.get(each.device, 0)]
-        return any(not self.exceeded(job.owner, each) for each in fitting)
+        return any(not (self.exceeded(job.owner, each) or self.forbids(job.owner, None, each)) for each in fitting)
 
     def move(self, owner: str, old: Option | None, new: Option) -> None:
         if old is not None:
@@ -128,10 +142,11 @@ class _Shares:
         self._given[owner][new.device] += new.devices
 
 
-def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
+def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choices:
     """Let pairs of jobs with devices of different types exchange their devices, and return the resulting choices.
 
-    Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large.
+    Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large, and
+    their owners have no more devices than their quotas allow.
     """
     fastest: list[dict[tuple[str, int], Option | None]] = [{} for _ in jobs]
 
@@ -139,7 +154,7 @@ def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
         """Return the fastest option of job ``i`` on the devices of ``other``."""
         what = other.device, other.devices
         if what not in fastest[i]:
-            fastest[i][what] = fastest_fitting(jobs[i], {other.device: other.devices})
+            fastest[i][what] = fastest_fitting(jobs[i].options, {other.device: other.devices})
         return fastest[i][what]
 
     for _ in range(len(jobs)):
@@ -153,10 +168,19 @@ def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
                 continue
             gained = 1 / first.seconds + 1 / second.seconds
             if gained > MIN_EXCHANGE * (1 / a.seconds + 1 / b.seconds):
-                chosen[i], chosen[j], changed = first, second, True
+                exchanged = [first if k == i else second if k == j else part for k, part in enumerate(chosen)]
+                if all(_within_quotas(jobs, exchanged, owner) for owner in {jobs[i].owner, jobs[j].owner}):
+                    chosen, changed = exchanged, True
         if not changed:
             break
     return tuple(chosen)
+
+
+def _within_quotas(jobs: Sequence[Candidate], chosen: Sequence[Option | None], owner: str) -> bool:
+    """Return True if an owner gets no more devices than its quotas allow to all its jobs together."""
+    mine = [(job.allowed, part) for job, part in zip(jobs, chosen, strict=True) if job.owner == owner]
+    allowed, given = mine[0][0], sum(part.devices for _, part in mine if part is not None)
+    return allowed is None or given <= allowed
 
 
 MEETS = 100.0

@@ -27,7 +27,8 @@ class Candidate:
 
     ``owner``: its namespace. ``weight``: the weight of the namespace. ``due_s``: the largest ``Option.seconds`` with
     which it meets its deadline; None: it has none. ``preempts``: True: running jobs of a lower priority stop for it.
-    ``overdue``: True if it has waited so long that it starts before other waiting jobs of its priority.
+    ``overdue``: True if it has waited so long that it starts before other waiting jobs of its priority. ``allowed``:
+    number of devices that the quotas of the owner allow to all its jobs together; None: any number.
     """
 
     priority: int
@@ -37,6 +38,7 @@ class Candidate:
     due_s: float | None = None
     preempts: bool = False
     overdue: bool = False
+    allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class JointJob:
     median. ``held``: what it holds now. ``rest_s``: seconds for which it must not move; infinity: it never moves.
     ``starting_s``: seconds until it trains, if it has just started. ``first_part``: part of its training before which
     it does not move once it has started. ``weight``: the weight of its namespace. ``due_s``: as in ``Candidate``, now.
-    ``preempts``: as there. ``waited_s``: seconds for which it has waited; 0 for a job that holds devices.
+    ``preempts``, ``allowed``: as there. ``waited_s``: seconds for which it has waited; 0 for a job that holds devices.
     """
 
     key: Key
@@ -52,6 +52,7 @@ class JointJob:
     due_s: float | None = None
     preempts: bool = False
     waited_s: float = 0.0
+    allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class _Job:
         due_s = None if self.job.due_s is None else self.job.due_s - now_s
         job, options = self.job, self.options()
         overdue = not self.devices and is_overdue(job.waited_s + now_s - self.came_s, options)
-        return Candidate(job.priority, options, job.key[0], job.weight, due_s, job.preempts, overdue)
+        return Candidate(job.priority, options, job.key[0], job.weight, due_s, job.preempts, overdue, job.allowed)
 
     def held(self, now_s: float) -> Held:
         if not self.devices:
@@ -275,9 +276,17 @@ class _Simulation:
                 left[mine.device] -= mine.devices
         return len(self._waiting()) < waited
 
+    def _left(self, namespace: str, allowed: int) -> int:
+        """Return how many of the ``allowed`` devices of a namespace its jobs leave."""
+        mine = (each for each in self.active if each.job.key[0] == namespace)
+        return allowed - sum(sum(each.devices.values()) for each in mine)
+
     def _start(self, job: _Job, free: Mapping[str, int]) -> None:
         """Start a job with its fastest option that fits in ``free``; do nothing if none fits."""
         fitting = [option for option in job.job.options if option.devices <= free.get(option.device, 0)]
+        if fitting and job.job.allowed is not None:
+            most = self._left(job.job.key[0], job.job.allowed)
+            fitting = [option for option in fitting if option.devices <= most]
         best = min(fitting, key=lambda option: option.seconds, default=None)
         if best is None:
             return

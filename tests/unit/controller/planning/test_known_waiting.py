@@ -1,9 +1,18 @@
 """Tests that jobs keep their place in the queue when another operator takes over."""
 
+from collections import Counter
+from typing import Any
+
+import pytest
+
 from dljob.controller.planning.answers import HEAR_S
+from dljob.controller.planning.queueing import Queue
+from dljob.kube import JobKey
 from dljob.kube.kinds import POD
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import QueuedJob
 from support.builders import T4
-from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
+from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes, run_on
 from support.servers.fake_api import FakeCluster
 
 SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
@@ -76,5 +85,33 @@ def test_job_that_cannot_ask_keeps_nobody_waiting_for_long() -> None:
             successor.queue.add(small)
             await successor.watch(HEAR_S + 2)
             assert successor.planned(small) == "Planned"
+
+    on_two_nodes(body)
+
+
+def test_the_place_of_each_waiting_job_is_found_once_for_each_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: it was found twice, and a takeover with a thousand waiting jobs plans each of them."""
+    found = list[JobKey]()
+    job, without_delay = Queue.job, Queue.without_delay
+
+    def counted(self: Queue, question: ParsedJob) -> QueuedJob:
+        found.append(question.observed.job.key)
+        return job(self, question)
+
+    async def planned(self: Queue, *given: Any, **more: Any) -> Any:
+        found.clear()
+        result = await without_delay(self, *given, **more)
+        assert max(Counter(found).values()) == 1
+        return result
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        keys = [cluster.submit(f"waits-{i}", second=1 + i, **(SPEC if i == 0 else LONG)) for i in range(8)]
+        monkeypatch.setattr(Queue, "job", counted)
+        monkeypatch.setattr(Queue, "without_delay", planned)
+        await operator.watch()
+        assert [operator.planned(key) for key in keys] == ["DeviceBusy", *["Queued"] * 7]
+        assert len(found) >= 8
 
     on_two_nodes(body)

@@ -3,6 +3,7 @@
 import pytest
 
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all
+from dljob.scheduling.assignment.moves import Moves
 
 RESTART_S = 60.0
 
@@ -49,3 +50,14 @@ def test_a_job_makes_room_for_one_that_meets_its_deadline_by_that(
     jobs = [Candidate(0, long, due_s=others_due_s), Candidate(0, short, due_s=due_s)]
     held = [Held({"t4": 4}, 10_000.0, movable=True), Held({"t4": 2}, 500.0, movable=True)]
     assert assign_all(jobs, held, {"t4": 6}, RESTART_S).moves == (moves, moves)
+
+
+@pytest.mark.parametrize(("restart_s", "worthwhile"), [(10.0, True), (300.0, False)])
+def test_a_chain_may_have_any_number_of_links(restart_s: float, worthwhile: bool) -> None:
+    """Fixed bug: chains of a thousand jobs ended with a RecursionError."""
+    links, hours_s = 2000, 1e6
+    jobs = [Candidate(0, (Option("t4", 1, 1, hours_s + 1.0),))] * links + [Candidate(0, (Option("t4", 1, 1, 1.0),))]
+    held = [Held({"t4": 2}, hours_s, movable=True)] * links + [Held({})]
+    helped = [(i + 1,) for i in range(links)] + [()]
+    moves = Moves(jobs, held, tuple(job.options[0] for job in jobs), helped, restart_s)
+    assert moves.are_worthwhile(0) is worthwhile  # The links lose 40,000 or 1,200,000 s, and the last job gains 10^6 s.

@@ -56,18 +56,19 @@ class Assigning:
         cache: Cache,
         queue: Queue,
         plans: PlansByJob,
+        short: Callable[[], Mapping[JobKey, ParsedJob]],
         requeue: Callable[[JobKey], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
         *,
         on: bool,
     ) -> None:
-        """``requeue``: called with the key of a job that is to move. ``on``: False: each job is planned by itself."""
+        """``short``: as of ``Candidates``. ``requeue``: called for each job that moves. ``on``: False: none does."""
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
-        self._candidates = Candidates(cache, queue, now)
+        self._candidates = Candidates(cache, queue, short, clock, now)
         self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
@@ -79,6 +80,7 @@ class Assigning:
         self._resting: dict[JobKey, Resting] = {}
         """The jobs that rest while devices are free that they could use, by the last assignment."""
         self._gone = set[JobKey]()  # Jobs that no longer exist. Their pods may still run.
+        self._beyond = set[JobKey]()  # Jobs that took no part in the last assignment because of MAX_JOBS.
         self._refused_s: dict[JobKey, float] = {}
         """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
@@ -129,7 +131,7 @@ class Assigning:
         for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.clear()
         self._whole.forget()
-        for known in (self._known, self._seen, self._options):
+        for known in (self._known, self._seen, self._options, self._beyond):
             known.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
@@ -145,7 +147,7 @@ class Assigning:
             return None
         if self._queue.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
-        if key not in self._shares or growth != self._growth:
+        if growth != self._growth or not (key in self._shares or key in self._beyond):
             self._growth = growth
             try:
                 await self._assign({**waiting, key: question}, ask, orders=False)
@@ -267,7 +269,7 @@ class Assigning:
         return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
 
     def _joint_job(self, key: JobKey, job: Seen, options: tuple[Option, ...]) -> JointJob:
-        return job.joint(key, options, self._queue.policy.weight(key[0]))
+        return job.joint(key, options, self._queue.policy.weight(key[0]), self._candidates.allowed(key[0]))
 
     def _recent(self) -> list[RecentJoint]:
         """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
@@ -300,6 +302,7 @@ class Assigning:
         mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
+        self._beyond = set(line[MAX_JOBS:])
         staying = [
             key
             for key in self._running
@@ -309,6 +312,7 @@ class Assigning:
         whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
+        await self._candidates.look(asked, known, ask)
         questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}

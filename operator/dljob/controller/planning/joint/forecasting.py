@@ -25,8 +25,8 @@ class Seen:
     priority: int
     preempts: bool
 
-    def joint(self, key: JobKey, options: tuple[Option, ...], weight: float) -> JointJob:
-        """Return the job with these options. ``weight``: that of its namespace."""
+    def joint(self, key: JobKey, options: tuple[Option, ...], weight: float, allowed: int | None) -> JointJob:
+        """Return the job with these options. ``weight``, ``allowed``: those of its namespace."""
         return JointJob(
             key,
             self.priority,
@@ -35,6 +35,7 @@ class Seen:
             first_part=self.known.first_part,
             weight=weight,
             preempts=self.preempts,
+            allowed=allowed,
         )
 
 

@@ -61,7 +61,7 @@ def test_a_job_waits_since_it_was_created_stopped_or_resumed(conditions: list[An
     """The last job was resumed 40 minutes after its creation. Until it has pods, its status says that it is suspended."""
     cache: Any = SimpleNamespace()
     now = NOW + 40 * MINUTE
-    candidates = Candidates(cache, cache, lambda: now)
+    candidates = Candidates(cache, cache, dict, lambda: 0.0, lambda: now)
     waiting = job(created=NOW, status={"conditions": conditions})
     candidates.waited_s(waiting)
     now = NOW + 60 * MINUTE

@@ -148,3 +148,43 @@ def test_a_running_job_does_not_grow_into_devices_that_the_first_in_line_awaits(
         assert await replicas(cluster, grows) == 2
 
     together({"n1": T4, "n2": T4}, body)
+
+
+@pytest.mark.parametrize(("epochs", "moves"), [(20_000, False), (500, True)], ids=["long", "ends in time"])
+def test_no_job_moves_for_one_that_may_not_take_the_quota_of_an_earlier_one(epochs: int, moves: bool) -> None:
+    """Fixed bug: it restarted on fewer devices, and the job that was to get them then waited for its quota."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        runs = cluster.submit("runs", **{**SHORT, "nodes": {"min": 2, "max": 2}, "planning": {"resize": "Never"}})
+        await operator.watch(2.0)
+        await train(cluster, operator, runs, "n5", "n6")
+        cluster.quota("team-a", {"requests.nvidia.com/gpu": "2"}, **{"requests.nvidia.com/gpu": "3"})
+        large = cluster.submit("large", "team-b", second=1, **{**LONG, "nodes": {"min": 1, "max": 4}})
+        await operator.watch(2.0)
+        await train(cluster, operator, large, "n1", "n2", "n3", "n4")
+        wide = cluster.submit("wide", second=2, **{**LONG, "seed": 2, "nodes": {"min": 2, "max": 2}})
+        await operator.watch(2.0)
+        later = cluster.submit("later", second=3, **{**SHORT, "seed": 3, "epochs": epochs})
+        await operator.watch(45.0)
+        assert operator.condition(wide, "Planned") == ("False", "DeviceBusy")  # It lacks quota as well.
+        assert part(operator, later) == (1 if moves else None)
+        assert operator.condition(large, "Resizing") == (("True", "DevicesReassigned") if moves else None)
+
+    together({f"n{i}": T4 for i in range(1, 7)}, body)
+
+
+def test_jobs_of_a_namespace_get_no_more_together_than_its_quota_allows() -> None:
+    """Fixed bug: each was compared with the quota alone, and a running job gave up devices that none might use."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{"requests.nvidia.com/gpu": "1"})
+        large = cluster.submit("large", "team-b", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, large, "n1")
+        assert await devices_of(cluster, large) == {T4: 8}
+        keys = [cluster.submit(f"short-{i}", second=i + 1, **{**SHORT, "seed": i}) for i in range(6)]
+        await operator.watch(45.0)
+        assert operator.condition(large, "Resizing") == ("True", "DevicesReassigned")
+        assert (part(operator, large), [part(operator, key) for key in keys].count(1)) == (4, 1)
+
+    together({"n1": T4}, body, gpus=8)
