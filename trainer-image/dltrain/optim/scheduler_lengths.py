@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-_LENGTHS = frozenset(["T_0", "T_max", "T_mult", "total_iters", "total_steps", "_schedule_phases", "step_size", "milestones"])
-_LENGTHS |= {"total_size", "step_ratio", "_milestones"}
+_LENGTHS = frozenset(["T_0", "T_max", "T_mult", "total_iters", "total_steps", "_schedule_phases", "step_size"])
+_LENGTHS |= {"total_size", "step_ratio", "milestones", "_milestones"}
 """Attributes of schedulers that are lengths, or follow from them."""
 _PARTS = "_schedulers"
 """Key of the states of the schedulers that a scheduler combines."""
