@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dltrain.optim.options import like, numbers
-from dltrain.optim.scheduler_lengths import lengths_differ, set_rates, without_lengths
+from dltrain.optim.scheduler_lengths import functions_differ, lengths_differ, set_rates, without_lengths
 from dltrain.protocol.errors import MisuseError
 
 _CHANGED = ("lr", "momentum", "betas")
@@ -29,7 +29,7 @@ class Schedules:
         self._registered: list[tuple[LRScheduler, bool]] = []
         self._saved_states: list[dict[str, Any]] = []
         self._lengths_differ = False
-        """True if a scheduler's length is not that in the checkpoint. The rates are then computed anew."""
+        """True if a length or function is not that of the checkpoint. The rates are then computed anew."""
 
     def load(self, saved: list[dict[str, Any]]) -> None:
         """Store the states from a checkpoint. Schedulers get these states, in order, when the script adds them."""
@@ -51,6 +51,7 @@ class Schedules:
         if len(self._registered) < len(self._saved_states):
             saved = self._saved_states[len(self._registered)]
             self._lengths_differ |= lengths_differ(_plain(scheduler.state_dict()), saved)
+            self._lengths_differ |= functions_differ(scheduler, saved)
             scheduler.load_state_dict(_merged(scheduler.state_dict(), without_lengths(saved)))
             # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint. Its
             # own last rate is not the present one if other schedulers have changed the rate since, or the script has.

@@ -9,6 +9,7 @@ the training had had the new length from its start.
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from math import isclose
 from typing import Any
 
 from torch.optim.lr_scheduler import (
@@ -47,20 +48,35 @@ def lengths_differ(own: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
     return any(lengths_differ(*each) for each in zip(own.get(_PARTS, ()), saved.get(_PARTS, ()), strict=False))
 
 
-def set_rates(schedulers: Sequence[LRScheduler]) -> bool:
-    """Set the learning rates to those of the ``schedulers`` of one optimizer at their positions, and return True.
+def functions_differ(scheduler: LRScheduler, saved: Mapping[str, Any]) -> bool:
+    """Return True if the functions of a LambdaLR do not lead to the last rates in its ``saved`` state.
+
+    Checkpoints have no functions. A function may depend on the number of steps, too, as in linear decay.
+    """
+    if (parts := _parts(scheduler)) is not None:
+        return any(functions_differ(*each) for each in zip(parts, saved.get(_PARTS, ()), strict=False))
+    known = {"last_epoch", "base_lrs", "_last_lr"} <= saved.keys()
+    if not isinstance(scheduler, LambdaLR) or not known or saved["last_epoch"] < 0:
+        return False
+    factors = [function(saved["last_epoch"]) for function in scheduler.lr_lambdas]
+    rates = [base * factor for base, factor in zip(saved["base_lrs"], factors, strict=True)]
+    # A rate that is a tensor has 32 bits.
+    return not all(isclose(*each, rel_tol=1e-5) for each in zip(rates, saved["_last_lr"], strict=True))
+
+
+def set_rates(schedulers: Sequence[LRScheduler]) -> None:
+    """Set the learning rates to those of the ``schedulers`` of one optimizer at their positions.
 
     Each scheduler after the first takes the rates of those before it for its initial ones. If a scheduler has no
-    formula for the rate at a position, do nothing and return False.
+    formula for the rate at a position, do nothing: the rates continue from the present ones.
     """
     if not all(_has_formula(scheduler) for scheduler in schedulers):
-        return False
+        return
     groups = schedulers[0].optimizer.param_groups
     rates = [float(group["initial_lr"]) for group in groups]
     for scheduler in schedulers:
         _set_rates(scheduler, None, rates)
         rates = [float(group["lr"]) for group in groups]
-    return True
 
 
 def _has_formula(scheduler: LRScheduler) -> bool:
