@@ -370,5 +370,14 @@ def test_parameters_made_trainable_after_wrap_are_rejected() -> None:
 
 def test_mixed_dtypes_are_rejected() -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    with pytest.raises(ValueError, match=r"found torch.float32 on cpu, torch.float64 on cpu"):
+    found = r"2 of torch.float32 on cpu \(the first has shape \(2, 2\)\), 2 of torch.float64 on cpu"
+    with pytest.raises(ValueError, match=rf"several kinds: {found}.*model.float\(\).*spec.collective: DDP"):
         GradientBuffer(model.parameters(), 64, 0)
+
+
+def test_frozen_parameters_may_have_another_dtype() -> None:
+    """A frozen model in bfloat16 is often trained by small layers in float32 (LoRA)."""
+    model = nn.ModuleList([nn.Linear(2, 2).bfloat16().requires_grad_(False), nn.Linear(2, 2)])
+    assert GradientBuffer(model.parameters(), 64, 0).flat.dtype == torch.float32
+    with pytest.raises(ValueError, match="found no trainable parameter"):
+        GradientBuffer(model[0].parameters(), 64, 0)

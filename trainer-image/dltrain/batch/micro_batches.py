@@ -6,7 +6,7 @@ step's batch, so ranks need not agree on it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dlcontract import Plan, micro_batches_of
 from dltrain.batch.sampling import Part
@@ -25,9 +25,9 @@ def divide(part: Part, count: int) -> list[Part]:
     total, begin, found = len(part.indices), 0, []
     for number in range(count):
         size = total // count + (number < total % count)
-        indices = part.indices[begin : begin + size] if size else part.indices[:1]
-        weight = part.weight * size / total if total else 0.0
-        found.append(replace(part, indices=indices, weight=weight, last=part.last and number == count - 1))
+        weight, last = part.weight * size / total if total else 0.0, part.last and number == count - 1
+        chosen = (begin, begin + size) if size else (0, 1)
+        found.append(part.slice(*chosen, weight=weight, last=last))
         begin += size
     return found
 

@@ -5,8 +5,9 @@ ranks' parts of a step are disjoint and together form the batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,13 @@ class Part:
     """Global batch size of the step."""
     last: bool
     """True if the step is the last of its epoch."""
+    draws: NDArray[np.int64] | None = None
+    """The number in the epoch of each sample, if an epoch may contain a sample several times; otherwise None."""
+
+    def slice(self, begin: int, end: int, **changes: Any) -> "Part":
+        """Return the part with the samples from ``begin`` up to ``end``, and with other ``changes``."""
+        draws = None if self.draws is None else self.draws[begin:end]
+        return replace(self, indices=self.indices[begin:end], draws=draws, **changes)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,10 @@ class Sampler:
         """
         return plan.steps or (plan.epochs or 0) * self.steps_per_epoch
 
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the indices of an epoch's samples in their order."""
+        return permutation(self.seed, epoch, self.samples)
+
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the samples that ``rank`` computes in ``step``, counted from 0 across epochs.
 
@@ -86,7 +98,7 @@ class Sampler:
         Every rank that computes gradients therefore runs the same code in every step.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
-        batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]
+        batch = self.order(epoch)[index * self.batch : (index + 1) * self.batch]
         parts = apportion(len(batch), shares)
         begin = sum(parts[:rank])
         mine = batch[begin : begin + parts[rank]]

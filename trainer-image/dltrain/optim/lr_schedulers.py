@@ -5,19 +5,19 @@ reset the count. The trainer therefore calls schedulers after each completed ste
 their state.
 """
 
+from collections import Counter
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dltrain.optim.options import like, numbers
+from dltrain.optim.scheduler_lengths import functions_differ, lengths_differ, set_rates, without_lengths
 from dltrain.protocol.errors import MisuseError
 
 _CHANGED = ("lr", "momentum", "betas")
 """Options of an optimizer that a scheduler or the script may change, and a scheduler's constructor sets anew."""
 _OPTIONS = "optimizer options"
 """Key of these options in the state of a scheduler, for each group of parameters."""
-_LENGTH = ("total_steps", "_schedule_phases")
-"""State of a OneCycleLR that follows from the number of steps, which may change while a job runs."""
 _PLAIN = (str, int, float, bool, type(None))
 _LEFT_OUT = object()
 
@@ -28,6 +28,8 @@ class Schedules:
     def __init__(self) -> None:
         self._registered: list[tuple[LRScheduler, bool]] = []
         self._saved_states: list[dict[str, Any]] = []
+        self._lengths_differ = False
+        """True if a length or function is not that of the checkpoint. The rates are then computed anew."""
 
     def load(self, saved: list[dict[str, Any]]) -> None:
         """Store the states from a checkpoint. Schedulers get these states, in order, when the script adds them."""
@@ -48,9 +50,9 @@ class Schedules:
             )
         if len(self._registered) < len(self._saved_states):
             saved = self._saved_states[len(self._registered)]
-            if isinstance(scheduler, OneCycleLR):
-                saved = {name: value for name, value in saved.items() if name not in _LENGTH}
-            scheduler.load_state_dict(_merged(scheduler.state_dict(), saved))
+            self._lengths_differ |= lengths_differ(_plain(scheduler.state_dict()), saved)
+            self._lengths_differ |= functions_differ(scheduler, saved)
+            scheduler.load_state_dict(_merged(scheduler.state_dict(), without_lengths(saved)))
             # The scheduler's constructor has overwritten the learning rates and other options of the checkpoint. Its
             # own last rate is not the present one if other schedulers have changed the rate since, or the script has.
             # It is used only for checkpoints of versions that did not save the rate.
@@ -60,6 +62,8 @@ class Schedules:
             for group, options in zip(groups, saved.get(_OPTIONS, [{}] * len(groups)), strict=True):
                 group.update({name: like(group.get(name), option) for name, option in options.items()})
         self._registered.append((scheduler, each_epoch))
+        if self._lengths_differ:
+            set_rates([each for each, _ in self._registered])
 
     def step(self, *, end_of_epoch: bool) -> None:
         """Call the ``step`` methods of the schedulers after a completed training step.
@@ -84,8 +88,10 @@ def _options(scheduler: LRScheduler) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """Return the part of a scheduler's state that JSON supports, or ``_LEFT_OUT`` if JSON cannot represent ``value``.
 
-    The other parts (functions, a Counter of milestones) never change, and the script creates them again.
+    The other parts (functions) never change, and the script creates them again.
     """
+    if isinstance(value, Counter):  # the milestones of a MultiStepLR
+        return sorted(value.elements())
     if isinstance(value, dict):
         saved = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
         return {key: part for key, part in saved.items() if part is not _LEFT_OUT}

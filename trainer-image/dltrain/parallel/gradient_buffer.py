@@ -63,6 +63,30 @@ def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bu
     return buckets
 
 
+def _kind_of(parameters: Sequence[torch.nn.Parameter]) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and the device of all parameters. Raise MisuseError if they differ, or without a parameter."""
+    if not parameters:
+        raise MisuseError(
+            "model: found no trainable parameter; expected at least one. Set requires_grad of the parameters that the "
+            "optimizer updates before t.wrap"
+        )
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    if len(kinds) > 1:
+        found = ", ".join(
+            f"{len(members)} of {dtype} on {device} (the first has shape {tuple(members[0].shape)})"
+            for (dtype, device), members in kinds.items()
+        )
+        raise MisuseError(
+            f"model: found trainable parameters of several kinds: {found}; expected one dtype on one device, because "
+            "ranks sum all gradients in one buffer. Convert the model before the optimizer is created, such as by "
+            "model.float() with t.autocast() for 16-bit computing, or set spec.collective: DDP, which sums each dtype "
+            "by itself. Frozen parameters may have any dtype"
+        )
+    return next(iter(kinds))
+
+
 class GradientBuffer:
     """A contiguous buffer with all gradients, then the marks and the tail. Ranks sum all of it.
 
@@ -88,11 +112,7 @@ class GradientBuffer:
         Raise MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
         """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
-        kinds = {(p.dtype, p.device) for p in self.parameters}
-        if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no trainable parameter"
-            raise MisuseError(f"model: found {found}; expected trainable parameters of one dtype on one device")
-        dtype, device = kinds.pop()
+        dtype, device = _kind_of(self.parameters)
         sizes = [p.numel() for p in self.parameters]
         # The sharded optimizer (``marked`` is false) needs a buffer without gaps, because its buffer of parameters has
         # the same layout.

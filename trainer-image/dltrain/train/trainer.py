@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +18,10 @@ from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.feeding.loader import Loader, check_loader
-from dltrain.data.feeding.source import Collate
 from dltrain.device import randomness
 from dltrain.device.energy import meter
 from dltrain.device.rank_device import peak_nbytes
 from dltrain.elastic.team import Team
-from dltrain.host.cgroup import cpus
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.lr_scaling import Scaling
 from dltrain.optim.lr_schedulers import Schedules
@@ -35,7 +32,7 @@ from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, sharded_data, usage_checks
-from dltrain.train.held_out import HeldOut
+from dltrain.train.data_calls import DataCalls
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import EarlyEnd, Saved, Saving
@@ -49,7 +46,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(HeldOut, ModelCalls):
+class Trainer(DataCalls, ModelCalls):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -126,37 +123,6 @@ class Trainer(HeldOut, ModelCalls):
         gradient_summing.report(self.parallel, self.reporter)
         return model, optimizer
 
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        workers: int | None = None,
-        prefetch: int | None = None,
-        collate_fn: Collate | None = None,
-        drop_last: bool = False,
-    ) -> Loader:
-        """Return a loader for a dataset: a map-style torch ``Dataset`` or a tuple of tensors.
-
-        ``workers``: number of processes that load batches while steps compute; 0: load batches between steps. By
-        default, the loader starts as many processes as the training needs: none if loading is fast, and at most one per
-        spare CPU of this rank. ``prefetch``: number of batches to load in advance (default: two per worker; 0: none).
-        ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). ``drop_last``:
-        leave out the last batch of an epoch if it is smaller than the global batch, for example because BatchNorm
-        layers reject a batch in which a rank has one sample. Only ``collate_fn`` and ``drop_last`` affect the result of
-        the training. Raise ValueError for invalid arguments.
-        """
-        return Loader(
-            dataset,
-            self.device,
-            workers=workers,
-            prefetch=prefetch,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            max_workers=max(0, int(cpus(self.process_group.local_size)) - 1),
-            ranks_here=self.process_group.local_size,
-            plan=self.plan,
-        )
-
     def divide(self, dataset: Any) -> None:
         """Assign the shards of a sharded dataset to nodes, and set its number of classes. Otherwise, do nothing.
 
@@ -164,14 +130,6 @@ class Trainer(HeldOut, ModelCalls):
         """
         if self.plan.dataset.sharded:
             sharded_data.divide(self._team, self.progress, dataset)
-
-    @property
-    def dataset_path(self) -> Path:
-        """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET.
-
-        Raise BadInputError if there is no dataset.
-        """
-        return usage_checks.dataset_path(self.plan)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None, **metrics: float) -> None:
         """Report the mean loss of this rank's batch, an accuracy from 0 to 1 on held-out data, and any other metrics.
@@ -261,7 +219,7 @@ class Trainer(HeldOut, ModelCalls):
         """
         check_loader("t.steps", loader)
         self._check_loop(accumulate=accumulate)
-        rows = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
+        rows = self._team.together(self.step, lambda: self._team.worker_group.gather(loader.identity(self.plan)))
         usage_checks.check_samples(rows)
         self.checkpoint_manager.use_samples(loader.samples)
         if self._passed:

@@ -129,15 +129,21 @@ def numbers(values: Any) -> Sequence[float]:
 
 
 def check_samples(rows: Iterable[Iterable[float]]) -> None:
-    """Raise MisuseError if the dataset does not have the same number of samples on all ranks.
+    """Raise MisuseError if the dataset does not have the same number of samples on all ranks, or if samplers differ.
 
-    ``rows``: a row of one number for each rank, the number of samples of its dataset.
+    ``rows``: the result of ``Loader.identity`` of each rank.
     """
-    counts = [int(count) for (count,) in rows]
+    found = list(rows)
+    counts = [int(count) for count, _ in found]
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …; expected the whole "
             "dataset on each rank. Pass the whole dataset to t.loader: dltrain divides it among the ranks"
+        )
+    if len({checksum for _, checksum in found}) > 1:
+        raise MisuseError(
+            "t.steps: found a sampler that draws different samples on ranks 0, 1, …; expected the same on all, because "
+            "dltrain divides each batch among the ranks. Pass the same sampler on each rank, and do not shard by rank"
         )
 
 

@@ -1,14 +1,15 @@
 """The loader that a script passes to ``t.steps``: a dataset and the options for loading its batches."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from dlcontract import Plan
-from dltrain.batch.sampling import Sampler
+from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding.device_copy import DeviceCopier
+from dltrain.data.feeding.drawing import DrawnSampler, Draws
 from dltrain.data.feeding.source import Collate, Request, Source
 from dltrain.device.randomness import undisturbed
 from dltrain.host import cgroup
@@ -37,6 +38,7 @@ class Loader:
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
         drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
         max_workers: int = 0,
         ranks_here: int = 1,
         plan: Plan | None = None,
@@ -73,6 +75,14 @@ class Loader:
         self._ranks_here = ranks_here
         self._plan = plan
         self._drop_last = drop_last
+        self._draws: Draws | None = None
+        if sampler is not None:
+            if getattr(dataset, "in_shards", False):
+                raise MisuseError(
+                    f"sampler: found {type(sampler).__name__} for a sharded dataset; expected none, because each node "
+                    "has only the samples of its shards. Omit it, or set spec.dataset.distribution: Full"
+                )
+            self._draws = Draws(sampler, self.source.samples, device)
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch over this dataset."""
@@ -90,7 +100,19 @@ class Loader:
         sampler: Sampler | None = getattr(self.source.dataset, "sampler", None)
         if plan.dataset.sharded and sampler is not None:
             return replace(sampler, drop_last=self._drop_last)
-        return Sampler.planned(plan, self.samples, drop_last=self._drop_last)
+        found = Sampler.planned(plan, self.samples, drop_last=self._drop_last)
+        return found if self._draws is None else DrawnSampler(**asdict(found), draws=self._draws)
+
+    def once(self, part: Part, seed: int) -> Part:
+        """Return ``part`` with the samples that the script's sampler, if any, draws for an evaluation."""
+        return part if self._draws is None else self._draws.of(part, seed)
+
+    def identity(self, plan: Plan) -> list[float]:
+        """Return the number of samples, and a checksum of the samples that the script's sampler draws for an epoch.
+
+        Raise MisuseError if the sampler draws other samples when it is asked again.
+        """
+        return [self.samples, 0.0 if self._draws is None else self._draws.checksum(plan.seed)]
 
     def __iter__(self) -> Iterator[Any]:
         """Raise MisuseError, because a script must loop over ``t.steps(loader)`` or ``t.held_out(loader)`` instead."""
@@ -110,8 +132,8 @@ class Loader:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples in the dataset."""
-        return self.source.samples
+        """Return the number of samples in an epoch."""
+        return self.source.samples if self._draws is None else len(self._draws)
 
     def fetch(self, request: Request) -> Any:
         """Load the samples in this thread and return the batch on the device.

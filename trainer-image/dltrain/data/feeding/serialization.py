@@ -47,12 +47,12 @@ def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
     return bool(poll.poll(None if within_s is None else 1e3 * within_s))
 
 
-def send(connection: socket.socket, head: bytes, content: Any) -> None:
-    """Send ``head`` (a few bytes) and the object ``content``.
+def send(connection: socket.socket, head: bytes, content: Any, *, in_main_memory: bool = False) -> None:
+    """Send ``head`` (a few bytes) and the object ``content``. ``in_main_memory``: see ``pack``.
 
-    Raise OSError if the connection is closed, and any error of pickling the object.
+    Raise OSError if the connection is closed, DeviceTensorError, and any error of pickling the object.
     """
-    fd = pack(content)
+    fd = pack(content, in_main_memory=in_main_memory)
     try:
         socket.send_fds(connection, [head], [fd])
     finally:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from dltrain.batch.sampling import Part
+from dltrain.data.feeding.drawing import of_data_loader
 from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
@@ -32,32 +33,41 @@ _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58
 class Request:
     """The samples that a rank processes in one step.
 
-    ``indices``: the samples' indices in the dataset. ``seed``: the plan's seed.
+    ``indices``: the samples' indices in the dataset. ``seed``: the plan's seed. ``draws``: see ``Part``.
     """
 
     indices: NDArray[np.int64]
     epoch: int
     seed: int
+    draws: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, part: Part, seed: int) -> "Request | None":
         """Return the request for a part of the batch, or None if the part is empty. ``seed``: the plan's seed."""
-        return cls(part.indices, part.epoch, seed) if len(part.indices) else None
+        return cls(part.indices, part.epoch, seed, part.draws) if len(part.indices) else None
 
     def same(self, other: "Request") -> bool:
-        return (self.epoch, self.seed) == (other.epoch, other.seed) and np.array_equal(self.indices, other.indices)
+        if (self.epoch, self.seed) != (other.epoch, other.seed) or not np.array_equal(self.indices, other.indices):
+            return False
+        return np.array_equal(self._numbers, other._numbers)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.indices[:4])) + (", …" if len(self.indices) > 4 else "")
 
     @property
+    def _numbers(self) -> NDArray[np.int64]:
+        """Return a number for each sample that no other has in the same epoch."""
+        return self.indices if self.draws is None else self.draws
+
+    @property
     def sample_seeds(self) -> list[int]:
         """Return a seed for each sample, which depends only on the plan's seed, the epoch and the sample's index.
 
-        The seeds are SplitMix64 (Steele, Lea and Flood 2014) of the index, with a key per seed and epoch.
+        If an epoch may contain a sample several times, it depends on the number in the epoch in place of the index. The
+        seeds are SplitMix64 (Steele, Lea and Flood 2014) of this number, with a key per seed and epoch.
         """
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
-        z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
+        z = np.frombuffer(key, np.uint64) + (self._numbers.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX
         z = (z ^ (z >> np.uint64(27))) * _STIR
         return [int(value) for value in z ^ (z >> np.uint64(31))]
@@ -100,10 +110,7 @@ class Source:
         Raise MisuseError if the dataset is unsupported or empty, or if ``collate`` is given for tensors.
         """
         if isinstance(dataset, DataLoader):
-            raise MisuseError(
-                "dataset: found a DataLoader; expected its dataset. Call t.loader(loader.dataset), with your "
-                "collate_fn if you wrote one. The job sets the batch size and splits it among ranks"
-            )
+            raise of_data_loader(dataset)
         if isinstance(dataset, IterableDataset):
             raise MisuseError(
                 f"dataset: found {type(dataset).__name__}, an IterableDataset; expected a map-style dataset (with len "

@@ -128,14 +128,22 @@ def _answer(connection: socket.socket, source: Source, ticket: int, request: Req
         kind = MessageKind.FAILED
     spent_s = time.perf_counter() - began
     try:
-        serialization.send(connection, Head(kind, ticket, spent_s).packed(), made)
+        serialization.send(connection, Head(kind, ticket, spent_s).packed(), made, in_main_memory=True)
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - pickling the user's batch may raise anything
-        text = (
-            f"batch of samples {request}: found a batch that a data worker cannot send ({type(error).__name__}: "
-            f"{error}); expected objects that pickle supports. Pass workers=0 to t.loader"
-        )
+        if isinstance(error, serialization.DeviceTensorError):
+            text = (
+                f"{error} in a data worker; expected samples in main memory, because each worker would take memory of "
+                "the GPU, and dltrain copies batches to the rank's device. Make the tensors on the CPU in __getitem__ "
+                "and collate_fn, or pass workers=0 to t.loader"
+            )
+        else:
+            text = (
+                f"found a batch that a data worker cannot send ({type(error).__name__}: {error}); expected objects "
+                "that pickle supports. Pass workers=0 to t.loader"
+            )
+        text = f"batch of samples {request}: {text}"
         remote = RemoteError(text, traceback.format_exc(), isinstance(error, MemoryError))
         serialization.send(connection, Head(MessageKind.FAILED, ticket, spent_s).packed(), remote)
 

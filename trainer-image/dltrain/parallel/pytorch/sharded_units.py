@@ -109,7 +109,9 @@ def _check_parameters(model: nn.Module, units: Sequence[nn.Module]) -> None:
         if len(dtypes) > 1:
             raise MisuseError(
                 f"model: found parameters of {', '.join(sorted(dtypes))} in {type(unit).__name__} with "
-                "parallelism.strategy Sharded; expected one dtype, because ranks exchange a layer's parameters together"
+                "parallelism.strategy Sharded; expected one dtype, because ranks exchange a layer's parameters "
+                "together. Convert the layer, such as by model.float() with t.autocast() for 16-bit computing, or put "
+                "the parts of each dtype into separate elements of a list such as nn.ModuleList"
             )
 
 

@@ -1,26 +1,78 @@
-"""Split held-out data over the ranks, and report what the model predicts for them."""
+"""Calls with which a training script gets its data: the loader, held-out data, and reports of predictions for them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from dlcontract import Plan
 from dltrain.analysis.result import Analysis
 from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.sampling import Part, once, once_together
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
+from dltrain.data.feeding.source import Collate
 from dltrain.elastic.ranks import Ranks
+from dltrain.host.cgroup import cpus
 from dltrain.protocol.errors import MisuseError
+from dltrain.train import usage_checks
 from dltrain.train.progress import Progress
 from dltrain.train.sharded_data import check_held_out
 
 
-class HeldOut(Ranks):
-    """The part of ``Trainer`` with which a script evaluates its model on held-out data."""
+class DataCalls(Ranks):
+    """The part of ``Trainer`` that loads training data and held-out data, and reports what the model predicts."""
 
     plan: Plan
     rank: int
     progress: Progress
+    process_group: ProcessGroup
+    device: torch.device
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        collate_fn: Collate | None = None,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+    ) -> Loader:
+        """Return a loader for a dataset: a map-style torch ``Dataset`` or a tuple of tensors.
+
+        ``workers``: number of processes that load batches while steps compute; 0: load batches between steps. By
+        default, the loader starts as many processes as the training needs: none if loading is fast, and at most one per
+        spare CPU of this rank. ``prefetch``: number of batches to load in advance (default: two per worker; 0: none).
+        ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). ``drop_last``:
+        leave out the last batch of an epoch if it is smaller than the global batch, for example because BatchNorm
+        layers reject a batch in which a rank has one sample. ``sampler``: a torch sampler of single samples, such as a
+        WeightedRandomSampler, which draws the samples of each epoch for all ranks together (default: each sample once,
+        in random order). ``workers`` and ``prefetch`` do not affect the result of the training. Raise ValueError for
+        invalid arguments.
+        """
+        return Loader(
+            dataset,
+            self.device,
+            workers=workers,
+            prefetch=prefetch,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
+            sampler=sampler,
+            max_workers=max(0, int(cpus(self.process_group.local_size)) - 1),
+            ranks_here=self.process_group.local_size,
+            plan=self.plan,
+        )
+
+    @property
+    def dataset_path(self) -> Path:
+        """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET.
+
+        Raise BadInputError if there is no dataset.
+        """
+        return usage_checks.dataset_path(self.plan)
 
     def held_out(self, loader: Loader) -> Iterator[Any]:
         """Yield this rank's part of the held-out data once, in batches of its local batch size.
@@ -56,7 +108,7 @@ def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, plan: Pla
         parts = _together(loader.samples, [micro_batches.largest(shares, each) for each in range(len(shares))], rank)
     else:
         parts = once(loader.samples, shares, rank, micro_batches.largest(shares, rank))
-    if not parts:
+    if not (parts := [loader.once(part, plan.seed) for part in parts]):
         return
     with Feed(loader, lambda number: parts[number], plan.seed, len(parts)) as feed:
         for number, part in enumerate(parts):

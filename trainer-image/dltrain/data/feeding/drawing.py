@@ -1,0 +1,164 @@
+"""Samples that a script's sampler draws, such as torch's WeightedRandomSampler, as a pure function of (seed, epoch).
+
+All ranks draw all samples of an epoch, and divide each batch as without a sampler. Before the sampler draws, torch,
+numpy and ``random`` are seeded by (seed, epoch). So a resumed run draws the same samples, and the result does not
+depend on the number of ranks.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import index
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from dltrain.batch.sampling import Part, Sampler
+from dltrain.device import randomness
+from dltrain.protocol.errors import MisuseError
+
+_EPOCHS = 2
+"""Number of epochs whose draws are stored. Batches that are prefetched may belong to the next epoch."""
+
+
+class Draws:
+    """The indices that a sampler draws in each epoch. The length is their number."""
+
+    def __init__(self, sampler: Any, samples: int, device: torch.device) -> None:
+        """Check the sampler. ``samples``: number of samples in the dataset. ``device``: the rank's device."""
+        kind = type(sampler).__name__
+        if isinstance(sampler, DistributedSampler):
+            raise MisuseError(
+                f"sampler: found {kind}; expected a sampler for the whole dataset, because dltrain divides each batch "
+                "among the ranks. Omit it: samples are in random order by default"
+            )
+        if isinstance(sampler, BatchSampler):
+            raise MisuseError(
+                f"sampler: found {kind}, which makes batches; expected a sampler of single samples, because the job "
+                "sets the batch size. Pass its attribute sampler"
+            )
+        if not (hasattr(sampler, "__iter__") and hasattr(sampler, "__len__")):
+            raise MisuseError(
+                f"sampler: found {kind}; expected a torch sampler, an object with iter() and len(). Implement __len__: "
+                "the number of steps in an epoch follows from it"
+            )
+        self._sampler, self._samples, self._device, self._kind = sampler, samples, device, kind
+        self._count = len(sampler)
+        if not self._count:
+            raise MisuseError(f"sampler: found no samples from {kind}; expected at least one in each epoch")
+        self._repeats = False
+        """True once the sampler has been seen to draw the same samples twice."""
+        self._drawn: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, part: Part, seed: int) -> Part:
+        """Return ``part`` with the drawn samples in place of the numbers of the draws. ``seed``: the plan's seed.
+
+        Raise the error of ``checksum``.
+        """
+        if not self._repeats:
+            self.checksum(seed)
+        if (drawn := self._drawn.get((seed, part.epoch))) is None:
+            drawn = self._draw(seed, part.epoch)
+            self._drawn = dict([*self._drawn.items(), ((seed, part.epoch), drawn)][-_EPOCHS:])
+        return replace(part, indices=drawn[part.indices], draws=part.indices)
+
+    def checksum(self, seed: int) -> int:
+        """Return a checksum of the first epoch's samples.
+
+        Raise MisuseError if the sampler does not draw them again for the same epoch.
+        """
+        first, again = self._draw(seed, 0), self._draw(seed, 0)
+        if not np.array_equal(first, again):
+            raise MisuseError(
+                f"sampler: found {self._kind}, which draws other samples when it is asked for the same epoch again; "
+                "expected the same samples, because a job that resumes must not lose or repeat any. Draw random "
+                "numbers in __iter__ from torch, numpy.random or random, whose generators dltrain seeds for each "
+                "epoch, or let them depend on the argument of a method set_epoch(epoch)"
+            )
+        self._repeats = True
+        return crc32(first.tobytes())
+
+    def _draw(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Let the sampler draw the samples of an epoch. The script's random generators stay as they are."""
+        sampler = self._sampler
+        number = int.from_bytes(hashlib.blake2b(f"{seed} {epoch} sampler".encode(), digest_size=7).digest(), "big")
+        with randomness.undisturbed(), randomness.CPU:
+            randomness.seed(number, self._device, everywhere=True)
+            if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                generator.manual_seed(number)
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+            try:
+                drawn = np.fromiter((index(each) for each in sampler), np.int64)
+            except TypeError as error:
+                raise MisuseError(
+                    f"sampler: found an error of {self._kind}: {error}; expected the index of a single sample from "
+                    "each step of its iterator. The job sets the batch size, so that a sampler makes no batches"
+                ) from error
+        if len(drawn) != self._count:
+            raise MisuseError(
+                f"sampler: found {len(drawn)} samples from {self._kind} in epoch {epoch}; expected {self._count}, its "
+                "length before. The number of steps follows from it, so that all epochs have the same length"
+            )
+        if len(odd := drawn[(drawn < 0) | (drawn >= self._samples)]):
+            raise MisuseError(
+                f"sampler: found the index {odd[0]} from {self._kind}; expected one from 0 to {self._samples - 1}, "
+                "because the dataset has no other samples. Give the sampler the number of samples of this dataset"
+            )
+        return drawn
+
+
+@dataclass(frozen=True)
+class DrawnSampler(Sampler):
+    """Split the samples that a script's sampler draws in each epoch into batches."""
+
+    draws: Draws = field(kw_only=True)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        return _numbers(self.samples)
+
+    def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
+        return self.draws.of(super().part(step, shares, rank), self.seed)
+
+
+@lru_cache(maxsize=1)
+def _numbers(count: int) -> NDArray[np.int64]:
+    return np.arange(count)
+
+
+def of_data_loader(loader: "DataLoader[Any]") -> MisuseError:
+    """Return the error for a DataLoader in place of a dataset. It names what of the loader would be lost."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    found, call = "a DataLoader", "t.loader(loader.dataset)"
+    more = "with your collate_fn if you wrote one"
+    if batches is not None and type(batches) is not BatchSampler:
+        found += f" with the batch sampler {type(batches).__name__}"
+        more += ", and with sampler=… if the order of single samples matters: batches are made by dltrain"
+    elif not _usual(sampler):
+        found += f" with the sampler {type(sampler).__name__}"
+        call = "t.loader(loader.dataset, sampler=loader.sampler)"
+    return MisuseError(
+        f"dataset: found {found}; expected its dataset. Call {call}, {more}. The job sets the batch size and splits it "
+        "among ranks"
+    )
+
+
+def _usual(sampler: Any) -> bool:
+    """Return True for the samplers of shuffle=True and shuffle=False, and for one that divides samples among ranks."""
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return isinstance(sampler, SequentialSampler | DistributedSampler)
