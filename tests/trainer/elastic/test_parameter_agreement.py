@@ -1,5 +1,8 @@
 """Tests of the comparison of parameters between ranks by hashes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,3 +41,30 @@ def test_hash_depends_on_the_order_of_parameters() -> None:
 )
 def test_minority_of_ranks_with_the_same_device_is_wrong(values: list[int], kinds: list[str], wrong: list[int]) -> None:
     assert dissenters(values, kinds) == wrong
+
+
+GROWTH = """
+import torch
+
+from dltrain.elastic.parameter_agreement import fingerprint
+from dltrain.host import heap
+from dltrain.host.pod_memory import PROC
+from dltrain.host.cgroup import numbers
+
+torch.set_num_threads(1)
+heap.retain_freed_memory()
+fingerprint([torch.ones(1000)])
+parameters = [torch.ones(3_000_000) for _ in range(8)]
+before = numbers(PROC / "self" / "status")["RssAnon:"]
+fingerprint(parameters)
+print(1024 * (numbers(PROC / "self" / "status")["RssAnon:"] - before))
+"""
+
+
+def test_comparison_needs_no_memory_of_the_size_of_the_parameters() -> None:
+    """Regression: small results between the large temporary tensors divided the heap, which grew by twice the parameters.
+
+    Ranks compare at the end and before each checkpoint, so plans were too small for that.
+    """
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) <= 8 * 2**20, "of 92 MiB of parameters"

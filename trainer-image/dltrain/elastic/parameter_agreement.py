@@ -9,7 +9,7 @@ on the same kind of device are compared, because different devices may round an 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -43,15 +43,27 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
     The hash of a block is Σ word_i * odd_i mod 2**64, where word_i is element i as an integer and odd_i a fixed odd
     factor. A polynomial combines the hashes of all blocks. Every change of a single element changes the hash.
     """
-    sums: list[Tensor] = []
-    for parameter in parameters:
-        words = parameter.detach().contiguous().view(-1).view(_INTEGER[parameter.element_size()])
-        odd = _odd(words.device)
-        sums += [(block.long() * odd[: len(block)]).sum() for block in torch.split(words, len(odd))]
+    tensors = [parameter.detach() for parameter in parameters]
+    if not tensors:
+        return 0
+    odd = _odd(tensors[0].device)
+    # All memory is allocated once. Results between large temporary tensors would divide the heap, so that it grows by
+    # up to twice the parameters.
+    products = torch.empty_like(odd)
+    sums = odd.new_empty(sum(max(1, -(-tensor.numel() // len(odd))) for tensor in tensors))
+    for block, total in zip(_blocks(tensors, len(odd)), torch.split(sums, 1), strict=True):
+        product = products[: len(block)].copy_(block).mul_(odd[: len(block)])
+        torch.sum(product, dim=0, keepdim=True, out=total)
     value = 0
-    for part in torch.stack(sums).tolist() if sums else ():
+    for part in sums.tolist():
         value = (value * _PRIME + part + 1) % 2**64
     return value
+
+
+def _blocks(tensors: Iterable[Tensor], length: int) -> Iterator[Tensor]:
+    """Yield the elements of all tensors as integers, in blocks of at most ``length``. An empty tensor is one block."""
+    for tensor in tensors:
+        yield from torch.split(tensor.contiguous().view(-1).view(_INTEGER[tensor.element_size()]), length)
 
 
 def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:

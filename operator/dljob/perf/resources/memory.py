@@ -184,18 +184,19 @@ def part_nbytes(
 
 
 def early_part(ranks: int, collective: CollectiveName) -> float:
-    """Return how much of a buffer a rank receives at most before it takes part in its sum over ``ranks`` ranks.
+    """Return how much of a buffer can have arrived at a rank that has not handled it, in its sum over ``ranks`` ranks.
 
-    It is what other ranks can send without a message from this one: all but its own chunk in a ring, the whole buffer
-    in each of the log2 n exchanges of a tree and a butterfly, and halves, quarters and so on with halving-doubling.
+    The rank computes its backward pass, before it begins the sum or after any of its messages. In a ring, all other
+    chunks arrive, and the sum of the first chunk that it has sent. A tree and a butterfly send the whole buffer in each
+    of their log2 n exchanges, and halving-doubling halves, quarters and so on, and the half that this rank has sent.
     Simulations of the schedules give the same (tests/trainer/comm/test_early_messages.py).
     """
     core = 1 << (ranks.bit_length() - 1)
     if collective in ("Tree", "Butterfly"):
         return float((ranks - 1).bit_length())
     if collective == "HalvingDoubling":  # Ranks beyond a power of two first send a half to a partner.
-        return (core - 1) / core + (0.5 if ranks > core else 0.0)
-    return (ranks - 1) / ranks
+        return (core - 1) / core + (1.0 if ranks > core else 0.5)
+    return 1.0
 
 
 def replicas_nbytes(gradient_nbytes: float, replicas: int, collective: CollectiveName, *, is_dense: bool) -> float:
@@ -206,7 +207,8 @@ def replicas_nbytes(gradient_nbytes: float, replicas: int, collective: Collectiv
     """
     if replicas == 1:
         return 0.0
-    messages = (EARLY_MESSAGE * early_part(replicas, collective) + RECEIVE_WINDOW) * gradient_nbytes
+    unposted = early_part(replicas, collective) - RECEIVE_WINDOW  # A posted receive takes its message.
+    messages = (EARLY_MESSAGE * unposted + RECEIVE_WINDOW) * gradient_nbytes
     return messages if is_dense else max(messages, CONVOLUTIONS_REPLICATED * gradient_nbytes)
 
 
