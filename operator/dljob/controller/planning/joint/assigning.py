@@ -262,8 +262,8 @@ class Assigning:
         free = Counter(free_devices(self._view_without(keys)))
         for job in jobs:
             free.subtract(job.held.devices)
-        first_s = max(0.0, self._due_in_s(waiting))
-        return JointQueue(jobs, free, costs(start_s), self._recent(), self._endings(keys, left_s), first_s)
+        endings, first_s = self._endings(left_s.keys() - keys, left_s), max(0.0, self._due_in_s(waiting))
+        return JointQueue(jobs, free, costs(start_s), self._recent(), endings, first_s)
 
     def _as_seen(self, question: ParsedJob, known: Known) -> Seen:
         return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
@@ -283,13 +283,12 @@ class Assigning:
                 found.append(RecentJoint(age_s, self._joint_job(key, seen, seen.known.options)))
         return found
 
-    def _endings(self, taking_part: set[JobKey], left_s: Mapping[JobKey, float]) -> list[Ending]:
-        """Return when the jobs that hold devices and do not take part will give them up."""
+    def _endings(self, others: set[JobKey], left_s: Mapping[JobKey, float]) -> list[Ending]:
+        """Return when those of the jobs ``others`` that hold devices will give them up."""
         return [
             Ending(left_s[job.key], planned_devices(self._plans.known(job.key)))
             for job in self._cache.jobs()
-            if job.key in left_s and job.key not in taking_part
-            if self._queue.holds_devices(job.key) and not ended(job)
+            if job.key in others and self._queue.holds_devices(job.key) and not ended(job)
         ]
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
