@@ -19,6 +19,7 @@ from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import ROOT, Kubectl
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 Json = dict[str, Any]
 
@@ -136,7 +137,7 @@ def operator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[OperatorProcess]:
     log = tmp_path_factory.mktemp("operator") / "log"
-    with OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, **operator_environment) as found:
+    with ForkedOperator(kubectl.kubeconfig, kubectl.namespace, log, **operator_environment) as found:
         yield found
 
 
