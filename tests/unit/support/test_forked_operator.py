@@ -6,26 +6,33 @@ from pathlib import Path
 
 import pytest
 
+from dljob.kube.kinds import DLJOB
 from support.cluster.kubectl import wait_for
 from support.operator_forks.forked_operator import ForkedOperator
-from support.servers.threaded_api import threaded_api
+from support.servers.threaded_api import ThreadedApiServer, threaded_api
 
 WITHIN_S = 60.0
+CREATED = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Callable[..., ForkedOperator]]:
+def api(tmp_path: Path) -> Iterator[ThreadedApiServer]:
+    with threaded_api(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def operator(api: ThreadedApiServer, tmp_path: Path) -> Iterator[Callable[..., ForkedOperator]]:
     """Return a function that makes an operator, which uses a server in memory."""
     made: list[ForkedOperator] = []
-    with threaded_api(tmp_path) as api:
 
-        def make(**env: str) -> ForkedOperator:
-            made.append(ForkedOperator(str(api.kubeconfig), "team-a", tmp_path / f"log-{len(made)}", **env))
-            return made[-1]
+    def make(**env: str) -> ForkedOperator:
+        made.append(ForkedOperator(str(api.kubeconfig), "team-a", tmp_path / f"log-{len(made)}", **env))
+        return made[-1]
 
-        yield make
-        for each in made:
-            each.kill()
+    yield make
+    for each in made:
+        each.kill()
 
 
 def test_fork_is_an_operator_that_signals_pause_end_and_kill(operator: Callable[..., ForkedOperator]) -> None:
@@ -40,6 +47,41 @@ def test_fork_is_an_operator_that_signals_pause_end_and_kill(operator: Callable[
     assert one.running and one.stop() == 0 and not one.running, one.log
     one.start(within_s=WITHIN_S)
     assert one.stop(signal.SIGKILL) == -signal.SIGKILL
+
+
+def test_planner_answers_and_ends_with_its_operator(
+    operator: Callable[..., ForkedOperator], api: ThreadedApiServer
+) -> None:
+    one = operator()
+    one.start(within_s=WITHIN_S)
+    spec = {"model": {"name": "digits-cnn"}, "dataset": {"name": "digits"}, "globalBatchSize": 60, "epochs": 5}
+    api.put(
+        DLJOB,
+        {
+            "metadata": {"name": "some", "namespace": "team-a", "generation": 1, "creationTimestamp": CREATED},
+            "spec": spec,
+        },
+    )
+
+    def planned() -> str | None:
+        conditions = api.job("some").get("status", {}).get("conditions", ())
+        return next((str(each["reason"]) for each in conditions if each["type"] == "Planned"), None)
+
+    reason = wait_for("the planner's answer", planned, WITHIN_S, lambda: one.log)
+    assert reason == "TooFewNodes", "there are no nodes"
+    planner = next(pid for pid in children(one.pid) if b"forked_planner.py" in command_line(pid))
+    assert one.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_for("the planner's end", lambda: b"forked_planner.py" not in command_line(planner), WITHIN_S)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(number) for task in tasks for number in task.read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
 
 
 def test_wrong_setting_ends_the_fork_with_one_line(operator: Callable[..., ForkedOperator]) -> None:
