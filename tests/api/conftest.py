@@ -80,9 +80,9 @@ def _scale(kubectl: Kubectl, meta: Json, replicas: int) -> None:
 @contextmanager
 def _namespace(admin: Kubectl) -> Iterator[Kubectl]:
     name = f"api-{uuid.uuid4().hex[:8]}"
-    admin.run("create", "namespace", name)
+    admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield Kubectl(admin.kubeconfig, name)
-    admin.run("delete", "namespace", name, "--wait=false")
+    admin.delete("namespace", name, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def claim(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
     )  # fmt: skip
     kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim})
     yield "shared"
-    admin.run("delete", "persistentvolume", volume, "--wait=false")
+    admin.delete("persistentvolume", volume, "--wait=false")
 
 
 @pytest.fixture(scope="module")
