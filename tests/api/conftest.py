@@ -19,6 +19,7 @@ from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import ROOT, Kubectl
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 Json = dict[str, Any]
 
@@ -79,9 +80,9 @@ def _scale(kubectl: Kubectl, meta: Json, replicas: int) -> None:
 @contextmanager
 def _namespace(admin: Kubectl) -> Iterator[Kubectl]:
     name = f"api-{uuid.uuid4().hex[:8]}"
-    admin.run("create", "namespace", name)
+    admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield Kubectl(admin.kubeconfig, name)
-    admin.run("delete", "namespace", name, "--wait=false")
+    admin.delete("namespace", name, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def claim(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
     )  # fmt: skip
     kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim})
     yield "shared"
-    admin.run("delete", "persistentvolume", volume, "--wait=false")
+    admin.delete("persistentvolume", volume, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def operator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[OperatorProcess]:
     log = tmp_path_factory.mktemp("operator") / "log"
-    with OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, **operator_environment) as found:
+    with ForkedOperator(kubectl.kubeconfig, kubectl.namespace, log, **operator_environment) as found:
         yield found
 
 

@@ -10,6 +10,7 @@ import pytest
 from support.cluster.kubectl import Kubectl, wait_for
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 pytestmark = pytest.mark.api
 LEADER = "dljob_operator_leader"
@@ -23,7 +24,7 @@ def another(play: Play, tmp_path: Path) -> Iterator[Callable[..., OperatorProces
     made: list[OperatorProcess] = []
 
     def make(**env: str) -> OperatorProcess:
-        found = OperatorProcess(
+        found = ForkedOperator(
             play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / f"log{len(made)}", f"more-{len(made)}", **env
         )
         made.append(found)

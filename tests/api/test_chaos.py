@@ -21,6 +21,7 @@ from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, KubectlError, wait_for
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 pytestmark = pytest.mark.api
 SEED = int(os.environ.get("DLJOB_CHAOS_SEED", "1"))
@@ -40,7 +41,7 @@ def pair(kubectl: Kubectl, tmp_path: Path) -> Iterator[tuple[tuple[OperatorProce
         folder.mkdir()
         api = FaultyApi(kubectl.kubeconfig, folder, SEED + i)
         api.start()
-        made.append((OperatorProcess(str(api.kubeconfig), kubectl.namespace, folder / "log", f"chaos-{i}"), api))
+        made.append((ForkedOperator(str(api.kubeconfig), kubectl.namespace, folder / "log", f"chaos-{i}"), api))
     for one, _ in made:
         one.start()
     yield tuple(made)

@@ -15,6 +15,7 @@ from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
 from support.cluster.live_job import SPEC, Play
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]
@@ -259,7 +260,7 @@ def test_operator_cancels_running_reconciles_at_shutdown(play: Play, tmp_path: P
 
 @pytest.mark.long
 def test_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
-    second = OperatorProcess(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
+    second = ForkedOperator(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
     second.start()
     try:
         play.run("handed-over")

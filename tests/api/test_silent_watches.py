@@ -11,6 +11,7 @@ import dlcontract
 from support.chaos.faulty_api import Act, Disturbance, FaultyApi
 from support.cluster.kubectl import Kubectl, wait_for
 from support.cluster.operator_process import OperatorProcess
+from support.operator_forks.forked_operator import ForkedOperator
 
 pytestmark = pytest.mark.api
 SILENCES = 4
@@ -36,7 +37,7 @@ def api(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultyApi]:
 def operator(kubectl: Kubectl, api: FaultyApi, tmp_path: Path) -> Iterator[OperatorProcess]:
     """Return an operator behind the proxy, whose watches count as dead after 8 s."""
     settings = {"DLJOB_WATCH_SILENCE_SECONDS": "3"}
-    found = OperatorProcess(str(api.kubeconfig), kubectl.namespace, tmp_path / "log", "silent", **settings)
+    found = ForkedOperator(str(api.kubeconfig), kubectl.namespace, tmp_path / "log", "silent", **settings)
     found.start()
     yield found
     found.kill()

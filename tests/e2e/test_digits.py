@@ -1,5 +1,6 @@
 """Tests of examples/digits.yaml from apply to Complete."""
 
+import os
 from typing import Any
 
 import pytest
@@ -11,10 +12,18 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def done(kubectl: Kubectl) -> dict[str, Any]:
-    """Return the finished job."""
+def digits(admin: Kubectl, kubectl: Kubectl) -> Kubectl:
+    """Return a client of the job's namespace: where hack/quickstart has just run it, or that of this module."""
+    if namespace := os.environ.get("DLJOB_TEST_QUICKSTART_JOB"):
+        return Kubectl(admin.kubeconfig, namespace)
     kubectl.run("apply", "-f", str(ROOT / "examples" / "digits.yaml"))
-    return kubectl.wait_phase("digits", "Complete", 240)
+    return kubectl
+
+
+@pytest.fixture(scope="module")
+def done(digits: Kubectl) -> dict[str, Any]:
+    """Return the finished job."""
+    return digits.wait_phase("digits", "Complete", 240)
 
 
 def test_model_learns(done: dict[str, Any]) -> None:
@@ -46,28 +55,28 @@ def test_status_shows_conditions_and_startup_times(done: dict[str, Any]) -> None
     assert done["status"]["restarts"] == 0
 
 
-def test_events_describe_the_run(done: dict[str, Any], kubectl: Kubectl) -> None:
-    kubectl.wait_events("digits", "Planned", "Running", "Complete")
+def test_events_describe_the_run(done: dict[str, Any], digits: Kubectl) -> None:
+    digits.wait_events("digits", "Planned", "Running", "Complete")
 
 
-def test_use_is_counted_until_the_pods_are_gone(done: dict[str, Any], kubectl: Kubectl) -> None:
-    no_pods(kubectl, "digits", 30)
-    ended = kubectl.wait_job("digits", "to use nothing", lambda job: job["status"]["usage"]["rate"]["devices"] == 0, 30)
+def test_use_is_counted_until_the_pods_are_gone(done: dict[str, Any], digits: Kubectl) -> None:
+    no_pods(digits, "digits", 30)
+    ended = digits.wait_job("digits", "to use nothing", lambda job: job["status"]["usage"]["rate"]["devices"] == 0, 30)
     used = ended["status"]["usage"]
     plan = done["status"]["plan"]
     assert used["deviceSeconds"] > 0 and used["cost"] > 0 and used["energySource"] in ("Measured", "Modelled", "Mixed")
     assert used["energyJoules"] > 0.1 * plan["predicted"]["energyJoules"], "start-up counts, too"
 
 
-def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], kubectl: Kubectl) -> None:
-    no_pods(kubectl, "digits", 30)
+def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], digits: Kubectl) -> None:
+    no_pods(digits, "digits", 30)
     assert done["status"]["lastCheckpoint"]["step"] == done["status"]["progress"]["steps"]
-    claims = kubectl.list("persistentvolumeclaims", "dljob.dev/job=digits")
+    claims = digits.list("persistentvolumeclaims", "dljob.dev/job=digits")
     assert [c["status"]["phase"] for c in claims] == ["Bound"]
 
 
-def test_printer_columns_show_the_main_fields(done: dict[str, Any], kubectl: Kubectl) -> None:
-    header, row = kubectl.run("get", "dljob", "digits", "-o", "wide").splitlines()
+def test_printer_columns_show_the_main_fields(done: dict[str, Any], digits: Kubectl) -> None:
+    header, row = digits.run("get", "dljob", "digits", "-o", "wide").splitlines()
     for column in (
         "PHASE",
         "NODES",

@@ -75,7 +75,7 @@ def test_lenet_learns_real_images() -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     """It exits with code 0 even if gloo threads still run, because ``zygote.run`` runs it as in a pod."""
-    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()))
+    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()), fresh=ranks == 1)
     assert ended.code == EXIT_OK, ended.output
     found = re.search(rf"world size {ranks}, accuracy (\d\.\d+)", ended.output)
     assert found is not None and float(found[1]) > 0.95, ended.output

@@ -26,7 +26,7 @@ from devcluster.locks import locked
 from devcluster.model import ClusterSpec, NodeSpec
 from devcluster.paths import cache_root, cluster_dir
 from devcluster.progress import Progress
-from devcluster.shell import find
+from devcluster.shell import find, run
 
 _READY_LIMIT_S = 180
 
@@ -261,7 +261,8 @@ class Embedded:
         cgroups.remove(cgroups.detect(), state.prefix)
         with locked("dljob-network", folder=Path("/run/lock")):
             network.remove(state)
-        shutil.rmtree(state.folder, ignore_errors=True)
+        # A node's image store has 50,000 files. shutil.rmtree takes twice as long.
+        run(["rm", "--recursive", "--force", state.folder], check=False, timeout_s=300)
         if state.folder.exists():
             raise ClusterError(
                 f"{state.folder} cannot be removed: look at what is mounted there (findmnt -R {state.folder})"

@@ -5,21 +5,46 @@ Tests take the trainer's part and write its report.
 
 import asyncio
 import threading
+from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
 
 from dljob.controller.connection import connect
-from dljob.kube import Api, ApiError
-from dljob.kube.kinds import NODE, POD
+from dljob.kube import Api, ApiError, Cache, JobKey
+from dljob.kube.kinds import NODE, POD, Kind
+from dljob.kube.watch import Reflector
 
 POLL_S = 0.1
+"""Seconds between two looks at the pods that the watch has shown, which take no request."""
 HEARTBEAT_S = 4.0
 
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class PodBodies(Cache):
+    """The pods of all nodes, as the API server sends them to a ``Reflector``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_uid: dict[str, Mapping[str, Any]] = {}
+
+    def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
+        self.by_uid[body["metadata"]["uid"]] = body
+        return True
+
+    def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
+        return self.by_uid.pop(str(uid), None) is not None
+
+    def prune(
+        self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
+    ) -> list[JobKey]:
+        for uid in self.by_uid.keys() - set(present):
+            del self.by_uid[uid]
+        return []
 
 
 class HollowNodes:
@@ -39,6 +64,7 @@ class HollowNodes:
         """Name of a node → type and status of its conditions besides Ready."""
         self._loop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
+        self._bodies = PodBodies()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
 
@@ -80,9 +106,13 @@ class HollowNodes:
         connection = connect()
         self._session = connection.session()
         self._api = Api(self._session, connection.server)
+        # A list for each node at each look took 26 requests a second for three nodes.
+        reflector = Reflector(self._api, self._bodies, POD, None, "", lambda kind, body: None, lambda job: None)
+        self._watch = asyncio.create_task(reflector.run())
         for name in self.names:
             await self._create(name)
         await self._beat()
+        await reflector.synced.wait()
 
     async def _create(self, name: str) -> None:
         labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
@@ -98,9 +128,12 @@ class HollowNodes:
 
     async def _end(self) -> None:
         for name in self.names:
-            for pod in await self._pods(name):
+            for pod in await self._api.find(POD, None, fieldSelector=f"spec.nodeName={name}"):
                 await self._remove(pod)
             await self._api.delete(NODE, None, name)
+        self._watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watch
         await self._session.close()
 
     async def _live(self) -> None:
@@ -109,13 +142,12 @@ class HollowNodes:
             if self._loop.time() - beat > HEARTBEAT_S:
                 beat = self._loop.time()
                 await self._beat()
-            for name in list(self.names):
-                for pod in await self._pods(name):
-                    try:
-                        await self._run_pod(pod)
-                    except ApiError as error:
-                        if not (error.not_found or error.conflict):
-                            raise
+            for pod in self._pods():
+                try:
+                    await self._run_pod(pod)
+                except ApiError as error:
+                    if not (error.not_found or error.conflict):
+                        raise
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), POLL_S)
 
@@ -137,10 +169,11 @@ class HollowNodes:
                 if not error.not_found:
                     raise
 
-    async def _pods(self, node: str) -> list[dict[str, Any]]:
-        return await self._api.find(POD, None, fieldSelector=f"spec.nodeName={node}")
+    def _pods(self) -> list[Mapping[str, Any]]:
+        """Return the pods on these nodes that the watch has shown."""
+        return [pod for pod in self._bodies.by_uid.values() if pod["spec"].get("nodeName") in self.names]
 
-    async def _run_pod(self, pod: dict[str, Any]) -> None:
+    async def _run_pod(self, pod: Mapping[str, Any]) -> None:
         if "deletionTimestamp" in pod["metadata"]:
             await self._remove(pod)
         elif pod["metadata"]["name"] in self.unpullable:
@@ -148,11 +181,11 @@ class HollowNodes:
         elif (pod.get("status") or {}).get("phase") not in ("Running", "Failed"):  # A test has evicted the pod.
             await self._write_status(pod, ready=True)
 
-    async def _remove(self, pod: dict[str, Any]) -> None:
+    async def _remove(self, pod: Mapping[str, Any]) -> None:
         meta = pod["metadata"]
         await self._api.delete(POD, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
 
-    async def _write_status(self, pod: dict[str, Any], *, ready: bool) -> None:
+    async def _write_status(self, pod: Mapping[str, Any], *, ready: bool) -> None:
         image = pod["spec"]["containers"][0]["image"]
         waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}}
         container = {
@@ -170,4 +203,6 @@ class HollowNodes:
         if old.get("phase") == status["phase"] and old.get("containerStatuses"):
             return
         meta = pod["metadata"]
-        await self._api.merge(POD, meta["namespace"], meta["name"], {"status": status}, subresource="status")
+        # With the version, a late watch does not undo what a test has written.
+        patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
+        await self._api.merge(POD, meta["namespace"], meta["name"], patch, subresource="status")

@@ -10,9 +10,22 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Protocol, Self
 
 from support.cluster.kubectl import wait_for
+
+COMMAND = ("-m", "dljob.app.main")
+"""Arguments of the interpreter that runs the operator."""
+
+
+class Process(Protocol):
+    """The part of ``subprocess.Popen`` that is used here."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
 
 
 class OperatorProcess:
@@ -44,7 +57,7 @@ class OperatorProcess:
             "DLJOB_METRICS_PORT": str(self.port),
             **env,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -58,11 +71,12 @@ class OperatorProcess:
     def start(self, *, ready: bool = True, within_s: float = 30.0) -> None:
         """Start the operator. ``ready``: also wait until it is ready, at most ``within_s`` seconds."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._python, "-m", "dljob.app.main"], env=self._env, stdout=log, stderr=log
-            )
+            self._process = self._spawn(log)
         if ready:
             wait_for("the operator to be ready", self.is_ready, within_s, self._log.read_text)
+
+    def _spawn(self, log: BinaryIO) -> Process:
+        return subprocess.Popen([*self._python, *COMMAND], env=self._env, stdout=log, stderr=log)
 
     def is_ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,6 +19,7 @@ def imports(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield node.module, tuple(alias.name for alias in node.names)
 
 
+@cache
 def names(module: str) -> set[str] | None:
     """Return the top-level names and submodules of a module, or None if there is no such module."""
     try:

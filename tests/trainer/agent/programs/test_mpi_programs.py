@@ -65,26 +65,27 @@ def test_mpi4py_has_all_ranks_of_all_pods(two: Job) -> None:
     ],
     ids=["another interpreter", "mpi4py's own way to run", "preloaded interpreter"],
 )
-def test_program_joins_the_world_however_it_starts(
-    two: Job, command: tuple[str, ...], environment: dict[str, str]
-) -> None:
-    two.start(mpi(two, *command, ALLREDUCE), **environment)
-    report = two.until(lambda r: r.phase in ENDED)
-    assert report.phase is RunPhase.SUCCEEDED, report.failure
-    assert sorted(re.findall(r"\] rank (\d) of 2 sum 3", "".join(pod.text() for pod in two.pods))) == ["0", "1"]
+def test_program_joins_the_world_however_it_starts(command: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Its two ranks share a pod, and so a process that has imported torch."""
+    with job(1) as one:
+        one.start(mpi(one, *command, ALLREDUCE, per_pod=2), **environment)
+        report = one.until(lambda r: r.phase in ENDED)
+        assert report.phase is RunPhase.SUCCEEDED, report.failure
+        assert sorted(re.findall(r"\] rank (\d) of 2 sum 3", one.pods[0].text())) == ["0", "1"]
 
 
-def test_horovod_script_computes_what_one_process_computes(two: Job, tmp_path: Path) -> None:
+def test_horovod_script_computes_what_one_process_computes(tmp_path: Path) -> None:
     body = str(BODIES / "training/scripts/horovod_script.py")
     ended = run(alone("-m", "dltrain.local", body, str(tmp_path / "one.pt")), OMP_NUM_THREADS="1")
     assert ended.code == 0 and "size 1, lr 0.0125" in ended.output, ended.output
-    two.checkpoints.mkdir(parents=True, exist_ok=True)
-    two.checkpoints.chmod(0o777)
-    two.start(mpi(two, "horovodrun", "-np", "2", "python", body, str(two.checkpoints / "two.pt")))
-    report = two.until(lambda r: r.phase in ENDED)
-    assert report.phase is RunPhase.SUCCEEDED, report.failure
-    assert "size 2, lr 0.0125" in two.pods[0].text()
-    torch.testing.assert_close(torch.load(two.checkpoints / "two.pt"), torch.load(tmp_path / "one.pt"))
+    with job(1) as made:
+        made.checkpoints.chmod(0o777)
+        path = made.checkpoints / "two.pt"
+        made.start(mpi(made, "horovodrun", "-np", "2", "python", body, str(path), per_pod=2))
+        report = made.until(lambda r: r.phase in ENDED)
+        assert report.phase is RunPhase.SUCCEEDED, report.failure
+        assert "size 2, lr 0.0125" in made.pods[0].text()
+        torch.testing.assert_close(torch.load(path), torch.load(tmp_path / "one.pt"))
 
 
 FAILING = """
