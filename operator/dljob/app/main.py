@@ -54,7 +54,7 @@ GARBAGE_THRESHOLDS = (10_000, 10, 10)
 """Numbers of new containers and of collections after which Python looks for garbage, see ``gc.set_threshold``.
 
 The operator makes hardly any cycles. With Python's own 700, and 3,000 jobs, decoding the lists at the start caused 59
-full collections and a quarter of the processor time of a restart. With these, there are three.
+full collections and a quarter of the processor time of a restart. With these, there are three to five.
 """
 
 

@@ -3,7 +3,6 @@
 Starts in new interpreters take 1.3 s of CPU time for the operator and 0.9 s for the planner.
 """
 
-import atexit
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import BinaryIO
 
 from support.cluster.kubectl import ROOT
 from support.cluster.operator_process import COMMAND, OperatorProcess
-from support.trainer.ranks import STAND_IN
+from support.trainer.ranks import STAND_IN, serving
 
 ZYGOTE = """
 import sys
@@ -102,29 +101,14 @@ class Fork:
 def _zygote() -> str:
     """Start the zygote of this process at the first call and return the path of its socket."""
     folder = tempfile.TemporaryDirectory(prefix="dlo-", dir="/tmp")
-    path, planner = f"{folder.name}/zygote", Path(folder.name, "planner")
-    code = Path(__file__).with_name("forked_planner.py")
+    planner, code = Path(folder.name, "planner"), Path(__file__).with_name("forked_planner.py")
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "trainer-image")]),
+        "DLTRAIN_IMPORT_AHEAD": "off",
+        "OPENBLAS_NUM_THREADS": "1",  # Forks have no other threads than that of the fork.
+    }
+    path = serving(folder, ZYGOTE, env, str(planner))
     planner.write_text(PLANNER.format(python=sys.executable, stand_in=STAND_IN, socket=path, code=code))
     planner.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        number = listener.fileno()
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "trainer-image")]),
-            "DLTRAIN_IMPORT_AHEAD": "off",
-            "OPENBLAS_NUM_THREADS": "1",  # Forks have no other threads than that of the fork.
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-c", ZYGOTE, str(number), str(planner)],
-            env=env, stdin=subprocess.DEVNULL, pass_fds=(number,), start_new_session=True,
-        )  # fmt: skip
-
-    def finish() -> None:
-        process.kill()
-        process.wait()
-        folder.cleanup()
-
-    atexit.register(finish)
     return path

@@ -61,15 +61,23 @@ def environment(**extra: str) -> dict[str, str]:
 @cache
 def zygote() -> str:
     """Start the zygote of this process at the first call and return the path of its socket."""
-    folder = tempfile.TemporaryDirectory(prefix="dlt-", dir="/tmp")
+    return serving(tempfile.TemporaryDirectory(prefix="dlt-", dir="/tmp"), ZYGOTE, environment(MPI4PY_MPIABI="openmpi"))
+
+
+def serving(folder: "tempfile.TemporaryDirectory[str]", code: str, env: dict[str, str], *arguments: str) -> str:
+    """Start a zygote and return the path of its socket in ``folder``. Both end with this process.
+
+    ``code``: its program, whose arguments are the number of the listening socket and ``arguments``. ``env``: its
+    environment.
+    """
     path = f"{folder.name}/zygote"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
         number = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-c", ZYGOTE, str(number)],
-            env=environment(MPI4PY_MPIABI="openmpi"),
+            [sys.executable, "-c", code, str(number), *arguments],
+            env=env,
             stdin=subprocess.DEVNULL,
             pass_fds=(number,),
             start_new_session=True,

@@ -48,6 +48,7 @@ class PostedEvents:
 
         For each list, the API server reads all events of the namespace, whatever the field selector. Events of young
         jobs are many: those of their pods are among them. Therefore all jobs of a namespace share one list.
+        Raise ApiError or TimeoutError if the events cannot be listed. The next call then tries again.
         """
         listing = self._lists.get(job.namespace)
         if listing is None:
