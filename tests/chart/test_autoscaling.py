@@ -52,7 +52,7 @@ def test_provisioning_requests_are_off_by_default_and_come_with_their_permission
     assert [kind.kind for kind in found.provisioning] == ["ProvisioningRequest"]
     rules = [
         ("autoscaling.x-k8s.io", ["provisioningrequests"], ["get", "list", "watch", "create", "patch", "delete"]),
-        ("", ["podtemplates"], ["get", "create", "patch"]),
+        ("", ["podtemplates"], ["get", "list", "create", "patch"]),
     ]
     assert provisioning_rules(on) == [("ClusterRole", *rule) for rule in rules]
     assert provisioning_rules({**on, "watchNamespaces": ["a"]}) == [("Role", *rule) for rule in rules]

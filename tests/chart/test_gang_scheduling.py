@@ -27,7 +27,7 @@ def test_value_reaches_the_operator_with_exactly_its_permission(value: GangSched
     settings = Settings.of({item["name"]: item.get("value", "made-up") for item in container["env"]})
     assert settings.gang_scheduling is value
     assert {kind.api_version.split("/")[0] for kind in settings.pod_groups} == GROUPS.get(value, set())
-    verbs = ["get", "create", "patch"]
+    verbs = ["get", "list", "create", "patch"]
     assert pod_group_rules(values) == [("ClusterRole", [group], verbs) for group in GROUPS.get(value, ())]
     limited = pod_group_rules({**values, "watchNamespaces": ["a", "b"]})
     assert limited == 2 * [("Role", [group], verbs) for group in GROUPS.get(value, ())]

@@ -16,7 +16,8 @@ Permission = tuple[str, str, str]
 """API group, resource and verb."""
 
 VERBS = {
-    "get": ("get",), "metadata_of": ("get",), "find": ("list",), "page": ("list",), "uids": ("list",), "watch": ("watch",),
+    "get": ("get",), "metadata_of": ("get",), "find": ("list",), "page": ("list",), "uids": ("list",),
+    "metadata": ("list",), "watch": ("watch",),
     "create": ("create",), "replace": ("update",), "apply": ("create", "patch"), "merge": ("patch",),
     "delete": ("delete",),
 }  # fmt: skip
@@ -28,9 +29,10 @@ _FLAVORS = (
 )
 VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     # (module, method): the kinds of a call whose kind is not a constant
-    ("kube/applier.py", "get"): APPLIED.values(),
-    ("kube/applier.py", "apply"): APPLIED.values(),
-    ("kube/applier.py", "metadata_of"): APPLIED.values(),
+    ("kube/applying/applier.py", "get"): APPLIED.values(),
+    ("kube/applying/applier.py", "apply"): APPLIED.values(),
+    ("kube/applying/looks.py", "metadata_of"): APPLIED.values(),
+    ("kube/applying/looks.py", "metadata"): APPLIED.values(),
     ("kube/client.py", "delete"): (kinds.STATEFUL_SET, kinds.POD, kinds.PROVISIONING_REQUEST),
     ("kube/client.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
     ("kube/client.py", "metadata_of"): (kinds.SECRET,),

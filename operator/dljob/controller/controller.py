@@ -23,7 +23,7 @@ from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed
 from dljob.job.waiting import first_status_in_s
 from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, Written, rejected_object
-from dljob.kube.applier import RECOVERY_RESYNC_S, complete_all, has_plan, recovers
+from dljob.kube.applying import RECOVERY_RESYNC_S, complete_all, has_plan, recovers
 from dljob.kube.events.warning_events import EVENTS_S, RECHECK_S
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible

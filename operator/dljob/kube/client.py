@@ -20,7 +20,7 @@ from dljob.job.observed_structure import with_memory, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.answers import ApiError, RejectedError, Written
-from dljob.kube.applier import Applier, within
+from dljob.kube.applying import Applier, within
 from dljob.kube.events.posted import PostedEvents
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache

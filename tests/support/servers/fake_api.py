@@ -113,6 +113,11 @@ class FakeApi:
         metadata: Json = (await self.get(kind, namespace, name))["metadata"]
         return metadata
 
+    async def metadata(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[Json], int | None]:
+        self.pages.append((kind.plural, namespace))
+        found = [body["metadata"] for body in await self.find(kind, namespace)]
+        return [meta for meta in found if not selector or selector in meta.get("labels", {})], self._version
+
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Json]:
         if kind.kind in self.unlisted:
             if (error := self.unlisted[kind.kind]) is None:

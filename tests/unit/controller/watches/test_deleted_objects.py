@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import dlcontract
-from dljob.kube import ApiError, JobKey, applier
+from dljob.kube import ApiError, JobKey
+from dljob.kube.applying import applier, looks
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, SERVICE
 from support.builders import T4
 from support.controller.fake_operator import Operator
@@ -43,7 +44,8 @@ def test_deleted_service_of_a_job_that_recovers_is_created_within_a_minute(
     A clock that was set back delayed that further.
     """
     offset_s = [0.0]
-    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+    for module in (applier, looks):
+        monkeypatch.setattr(module, "monotonic", lambda: now_s() + offset_s[0])
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("first", **LONG)
@@ -69,7 +71,8 @@ def test_resync_applies_only_what_somebody_has_changed_or_deleted(
     After a restart of the operator, it did so once more.
     """
     offset_s = [0.0]
-    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+    for module in (applier, looks):
+        monkeypatch.setattr(module, "monotonic", lambda: now_s() + offset_s[0])
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("first", **LONG)
@@ -112,7 +115,8 @@ def test_resync_applies_only_what_somebody_has_changed_or_deleted(
 def test_status_does_not_wait_for_the_looks_at_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed bug: the status of a job whose objects were due to be looked at waited for an API server that was busy."""
     offset_s = [0.0]
-    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+    for module in (applier, looks):
+        monkeypatch.setattr(module, "monotonic", lambda: now_s() + offset_s[0])
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("first", **LONG)
@@ -146,7 +150,8 @@ def test_deleted_object_is_applied_again_as_soon_as_the_api_server_accepts_it(
     Until then, the job's status is written, once in each reconcile.
     """
     offset_s = [0.0]
-    monkeypatch.setattr(applier, "monotonic", lambda: now_s() + offset_s[0])
+    for module in (applier, looks):
+        monkeypatch.setattr(module, "monotonic", lambda: now_s() + offset_s[0])
     monkeypatch.setattr(applier.random, "uniform", lambda low, high: low)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:

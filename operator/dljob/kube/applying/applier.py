@@ -2,58 +2,43 @@
 
 Watched objects store the digest of the applied manifest in an annotation, so that a restarted operator does not apply
 them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap. In case
-somebody has changed or deleted them, the operator looks at their metadata after the resync interval, and applies those
-again that are not as it has left them. After its own restart, it does so after a random part of the interval. While a
-job recovers, the interval is shorter: without the Service, the agents of its pods do not find each other.
+somebody has changed or deleted them, the operator looks at their metadata after the resync interval (``Looks``), and
+applies those again that are not as it has left them. After its own restart, it does so after a random part of the
+interval. While a job recovers, the interval is shorter: without the Service, the agents of its pods do not find each
+other.
 """
 
-import asyncio
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Mapping
-from math import inf
 from time import monotonic
-from typing import Any
 
-from dljob.api import Phase
-from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
+from dljob.job.observed import APPLIED_ANNOTATION, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
 from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
 from dljob.kube.answers import ApiError, RejectedError
+from dljob.kube.applying.applied import TO_APPLY, Applied, AppliedObjects, object_id
+from dljob.kube.applying.calls import complete_all
+from dljob.kube.applying.looks import Looks, is_watched, kind_of
 from dljob.kube.kinds import Kind
-from dljob.kube.objects.applied import TO_APPLY, Applied, AppliedObjects, object_id
 from dljob.kube.objects.cache import Cache
 from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
-from dljob.kube.ownership import name_taken, only_ours
+from dljob.kube.ownership import name_taken
 from dljob.kube.rest import Api, Body
 from dljob.render import Names
 from dljob.render.config import Manifest
 
-RECOVERY_RESYNC_S = 30.0
-"""The resync interval in seconds of jobs that recover, if it is shorter than that of the installation."""
-WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM, kinds.PROVISIONING_REQUEST)
 AFTER_OTHERS = (kinds.ROLE_BINDING, kinds.PROVISIONING_REQUEST)
 """Kinds whose objects refer to other objects of the job: to a Role, and to PodTemplates."""
-
-
-def within(job: JobSeen, at: float, resync_s: float) -> bool:
-    """Return True if the resync interval of a job is not over. ``at``: monotonic time of its begin in seconds.
-
-    ``resync_s``: interval of the installation in seconds.
-    """
-    return 0.0 <= monotonic() - at < (min(resync_s, RECOVERY_RESYNC_S) if recovers(job) else resync_s)
-
-
-def recovers(job: JobSeen) -> bool:
-    return job.status.get("phase") == Phase.RECOVERING
 
 
 class Applier:
     def __init__(self, api: Api, cache: Cache, resync_s: float) -> None:
         self._api, self._cache, self._resync_s = api, cache, resync_s
         self._applied = AppliedObjects()
+        self._looks = Looks(api, self._applied, resync_s)
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
         """Apply the manifests that have changed. Return their number.
@@ -65,7 +50,7 @@ class Applier:
         """
         wanted = list(manifests)
         texts = [_text(item) for item in wanted]
-        unwatched = [text for item, text in zip(wanted, texts, strict=True) if not _watched(item)]
+        unwatched = [text for item, text in zip(wanted, texts, strict=True) if not is_watched(item)]
         support = _digest(f"[{', '.join(unwatched)}]")  # The same text as of the list of these manifests.
         digests = [_digest(text) for text in texts]
         pairs = list(zip(wanted, digests, strict=True))
@@ -74,7 +59,7 @@ class Applier:
         due = [pair for pair in pairs if not self._stands(job, *pair, support, applied)]
         errors: list[Exception] = []
         for group in _ordered(due, Names.of(job).plan):
-            if errors and any(_kind(item) is kinds.STATEFUL_SET for item, _ in group):
+            if errors and any(kind_of(item) is kinds.STATEFUL_SET for item, _ in group):
                 break
             noted = None if errors else support
             results = await complete_all((self._apply(job, *pair, noted) for pair in group), wait_only=True)
@@ -89,13 +74,7 @@ class Applier:
         Return their number. Do nothing within the resync interval, and for manifests that have changed: these are for
         ``apply``, which raises the same errors.
         """
-        oldest_s = self._applied.oldest_s(job)
-        if oldest_s == inf or within(job, oldest_s, self._resync_s):
-            return 0
-        applied = self._applied.of(job)
-        due = [(item, digest) for item in manifests if (digest := self._overdue(job, item, applied)) is not None]
-        looks = await complete_all(self._is_unchanged(job, *pair) for pair in due)
-        changed = [pair for pair, unchanged in zip(due, looks, strict=True) if not unchanged]
+        changed = await self._looks.changed(job, manifests)
         for group in _ordered(changed, Names.of(job).plan):
             await complete_all(self._apply_again(job, *pair) for pair in group)
         return len(changed)
@@ -105,7 +84,7 @@ class Applier:
 
         If the object is rejected, ``apply`` is the next to try, so that the job's status says why before anything else.
         """
-        kind, name = _kind(manifest), manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         last = self._applied.get(job, kind, name)
         try:
             await self._apply(job, manifest, digest, None)
@@ -115,18 +94,6 @@ class Applier:
         except ApiError:
             self._applied.put(job, kind, name, last or TO_APPLY)
             raise
-
-    def _overdue(self, job: JobSeen, manifest: Manifest, applied: Mapping[str, Applied]) -> str | None:
-        """Return the digest of an object's manifest if it is time to look at the object again; otherwise None.
-
-        ``applied``: as of ``_stands``.
-        """
-        if _watched(manifest):
-            return None
-        last = applied.get(object_id(_kind(manifest), manifest["metadata"]["name"]))
-        if last is None or not last.digest or within(job, last.at, self._resync_s):
-            return None
-        return last.digest
 
     async def create_pod(self, job: JobSeen, pod: Manifest) -> None:
         """Create a pod. Do nothing if it exists: a request whose answer was lost is sent again.
@@ -158,6 +125,7 @@ class Applier:
     def forget_all(self) -> None:
         """Forget the applied objects of all jobs, because another operator may have applied others meanwhile."""
         self._applied.clear()
+        self._looks.forget_all()
 
     def _restore(self, job: JobSeen, pairs: Iterable[tuple[Manifest, str]], support: str) -> None:
         """Note what another process of the operator has applied, if the plan's ConfigMap records this.
@@ -170,8 +138,8 @@ class Applier:
         if plan is None or plan.owner != job.uid or plan.seen.support != support:
             return
         since = monotonic() - random.uniform(0, self._resync_s)
-        unwatched = [(item, digest) for item, digest in pairs if not _watched(item)]
-        ids = {object_id(_kind(item), item["metadata"]["name"]): digest for item, digest in unwatched}
+        unwatched = [(item, digest) for item, digest in pairs if not is_watched(item)]
+        ids = {object_id(kind_of(item), item["metadata"]["name"]): digest for item, digest in unwatched}
         if ids:
             self._applied.update(job, {what: Applied(digest, since, None, None) for what, digest in ids.items()})
 
@@ -183,9 +151,9 @@ class Applier:
         ``digest``: digest of the manifest. ``support``: digest of all manifests of the job's objects that are not
         watched. ``applied``: what was applied of these.
         """
-        kind, name = _kind(manifest), manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         plan_name = Names.of(job).plan
-        if _watched(manifest):
+        if is_watched(manifest):
             found = self._cache.found(kind, job.namespace, name)
             if found is None or found.seen.applied != digest:
                 return False
@@ -198,9 +166,9 @@ class Applier:
         return last is not None and last.digest == digest
 
     async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
-        kind, meta = _kind(manifest), manifest["metadata"]
+        kind, meta = kind_of(manifest), manifest["metadata"]
         name = meta["name"]
-        watched = _watched(manifest)
+        watched = is_watched(manifest)
         uid = await self._uid(job, kind, name, watched=watched)
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
@@ -227,35 +195,6 @@ class Applier:
             meta = answer["metadata"]
             found = Applied(digest, monotonic(), meta["uid"], meta.get("resourceVersion"))
             self._applied.put(job, kind, name, found)
-
-    async def _is_unchanged(self, job: JobSeen, manifest: Manifest, digest: str) -> bool:
-        """Return True if nobody has changed an object since the operator applied it from a manifest with this digest.
-
-        The request for its metadata costs the API server much less than an apply. If another process of the operator
-        has applied the object, so that its resourceVersion is not known, the operator must be the only owner of its
-        fields, and own all fields of the manifest.
-        """
-        kind, name = _kind(manifest), manifest["metadata"]["name"]
-        last = self._applied.get(job, kind, name)
-        if last is None or last.digest != digest:
-            return False
-        try:
-            meta = await self._api.metadata_of(kind, job.namespace, name)
-        except ApiError as error:
-            if error.forbidden:
-                return False  # To apply it again needs no permission to read it.
-            if not error.not_found:
-                raise
-            self._applied.put(job, kind, name, last._replace(uid=None, version=None))
-            return False
-        if last.version is None:
-            unchanged = only_ours(job, meta, manifest, digest)
-        else:
-            unchanged = (meta["uid"], meta.get("resourceVersion")) == (last.uid, last.version)
-        if unchanged:
-            seen = last._replace(at=monotonic(), uid=meta["uid"], version=meta.get("resourceVersion"))
-            self._applied.put(job, kind, name, seen)
-        return unchanged
 
     async def _without_added(self, answer: Body, plan: Manifest) -> Body:
         """Remove keys that somebody has added to the plan's ConfigMap, which server-side apply does not remove.
@@ -313,15 +252,6 @@ def has_plan(cache: Cache, job: JobSeen, wanted: Iterable[Manifest]) -> bool:
     return found is not None and found.seen.plan == plan["data"]
 
 
-def _watched(manifest: Manifest) -> bool:
-    """Return True if a watch shows the object: if its kind is watched and it has the label by which watches select."""
-    return _kind(manifest) in WATCHED and JOB_LABEL in manifest["metadata"].get("labels", {})
-
-
-def _kind(manifest: Manifest) -> Kind:
-    return kinds.APPLIED[manifest["apiVersion"], manifest["kind"]]
-
-
 def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple[Manifest, str]]]:
     """Return manifests and digests in groups, in the order of applying. Objects of a group do not need each other.
 
@@ -329,7 +259,7 @@ def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple
     """
     groups: list[list[tuple[Manifest, str]]] = [[], [], [], []]
     for pair in due:
-        item, kind = pair[0], _kind(pair[0])
+        item, kind = pair[0], kind_of(pair[0])
         if kind is kinds.STATEFUL_SET:
             groups[3].append(pair)
         elif kind is kinds.CONFIG_MAP and item["metadata"]["name"] == plan_name:
@@ -345,16 +275,3 @@ def _text(manifest: Manifest) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-async def complete_all(calls: Iterable[Any], *, wait_only: bool = False) -> list[Any]:
-    """Run all calls at the same time, and return their results in the order of the calls.
-
-    If a call fails, wait for the others, and then raise the first error, so that no call is left running in the
-    background. ``wait_only``: True: raise no error; a failed call has its exception as its result.
-    """
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not (wait_only and isinstance(result, Exception)):
-            raise result
-    return results
