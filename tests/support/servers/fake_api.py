@@ -116,7 +116,8 @@ class FakeApi:
     async def metadata(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[Json], int | None]:
         self.pages.append((kind.plural, namespace))
         found = [body["metadata"] for body in await self.find(kind, namespace)]
-        return [meta for meta in found if not selector or selector in meta.get("labels", {})], self._version
+        label, _, value = selector.partition("=")
+        return [meta for meta in found if not selector or meta.get("labels", {}).get(label) == value], self._version
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Json]:
         if kind.kind in self.unlisted:

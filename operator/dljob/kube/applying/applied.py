@@ -75,15 +75,20 @@ class AppliedObjects:
         return [each.oldest_s for each in self._of.get(namespace, {}).values() if each.comparable]
 
     def note_seen(self, key: JobKey, versions: Mapping[str, tuple[str, str]], at: float) -> None:
-        """Note that all objects of a job were seen at a monotonic time in seconds. Do nothing if one has changed.
+        """Note when those objects of a job that are as they were applied were seen, at a monotonic time in seconds.
 
         ``versions``: uid and resourceVersion of existing objects, by their ids.
         """
         found = self._found(key)
         if found is None or not found.comparable or found.oldest_s >= at:
             return
-        if all(versions.get(what) == (each.uid, each.version) for what, each in _objects(found).items()):
+        objects = _objects(found)
+        seen = {what: each for what, each in objects.items() if versions.get(what) == (each.uid, each.version)}
+        if len(seen) == len(objects):
             found.oldest_s = at
+        elif seen:
+            later = {what: each._replace(at=max(each.at, at)) for what, each in seen.items()}
+            self._of[key[0]][key[1]] = _AppliedToJob({**objects, **later})
 
     def forget_job(self, key: JobKey) -> None:
         namespace, name = key

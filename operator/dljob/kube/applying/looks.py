@@ -12,6 +12,7 @@ from time import monotonic
 
 from dljob.api import Phase
 from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import kinds
 from dljob.kube.answers import ApiError
 from dljob.kube.applying.applied import Applied, AppliedObjects, object_id
@@ -24,6 +25,8 @@ from dljob.render.config import Manifest
 RECOVERY_RESYNC_S = 30.0
 """The resync interval in seconds of jobs that recover, if it is shorter than that of the installation."""
 WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM, kinds.PROVISIONING_REQUEST)
+OURS = f"{MANAGED_LABEL}={MANAGER}"
+"""Label selector of all objects that the operator applies. JOB-logs has no label of a job."""
 MIN_LISTED, MIN_SHARE = 8, 0.25
 """The objects of a namespace are listed for at least this number of jobs, and this part of its jobs.
 
@@ -108,7 +111,7 @@ class Looks:
         return sum(oldest_s < half_ago_s for oldest_s in jobs) >= max(MIN_LISTED, MIN_SHARE * len(jobs))
 
     async def _list_all(self, namespace: str, of_kinds: Iterable[Kind]) -> None:
-        """List the metadata of all objects of jobs in a namespace, and note which jobs have unchanged objects only."""
+        """List the metadata of all objects of jobs in a namespace, and note which of them nobody has changed."""
         async with self._listing:
             if not self._many_are_due(namespace):
                 return  # Another job has listed them meanwhile.
@@ -116,7 +119,7 @@ class Looks:
             versions = dict[str, tuple[str, str]]()
             for kind in sorted(set(of_kinds) - self._forbidden, key=lambda each: each.plural):
                 try:
-                    listed, _ = await self._api.metadata(kind, namespace, JOB_LABEL)
+                    listed, _ = await self._api.metadata(kind, namespace, OURS)
                 except ApiError as error:
                     if not error.forbidden:
                         raise

@@ -5,8 +5,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+import yaml
 
-from dljob.job.observed import JOB_LABEL, JobSeen
+from devcluster.paths import REPOSITORY
+from dljob.job.observed import JobSeen
+from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import ApiError, Cache, Kube
 from dljob.kube.applying import applier, looks
 from dljob.kube.applying.applied import Applied, AppliedObjects
@@ -48,7 +51,7 @@ def manifests(owner: JobSeen) -> list[Json]:
     meta = {
         "name": owner.name,
         "namespace": owner.namespace,
-        "labels": {JOB_LABEL: owner.name},
+        "labels": {MANAGED_LABEL: MANAGER},
         "ownerReferences": owners,
     }
     return [
@@ -96,6 +99,22 @@ def test_one_list_of_each_kind_is_enough_for_many_jobs(later: Callable[[float], 
     run(MANY, body)
 
 
+def test_all_objects_of_a_job_are_in_the_lists() -> None:
+    """JOB-logs has no label of a job, so that no watch shows it."""
+    text = (REPOSITORY / "tests" / "golden" / "digits.yaml").read_text()
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    assert {each["kind"] for each in objects} > {
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "Service",
+        "NetworkPolicy",
+        "ConfigMap",
+    }
+    assert all(each["metadata"]["labels"][MANAGED_LABEL] == MANAGER for each in objects)
+    assert f"{MANAGED_LABEL}={MANAGER}" == looks.OURS
+
+
 def test_objects_of_few_jobs_are_asked_for_one_by_one(later: Callable[[float], None]) -> None:
     async def body(jobs: Jobs) -> None:
         later(RESYNC_S)
@@ -126,13 +145,13 @@ def test_changed_object_among_those_of_many_jobs_is_applied_again(change: str, l
         else:
             await jobs.api.delete(SERVICE, *where)
         if change == "made anew":
-            meta = {"metadata": {"namespace": "team-a", "name": "job-5", "labels": {JOB_LABEL: "job-5"}}}
+            meta = {"metadata": {"namespace": "team-a", "name": "job-5", "labels": {MANAGED_LABEL: MANAGER}}}
             owners = {"ownerReferences": manifests(jobs.jobs[5])[0]["metadata"]["ownerReferences"]}
             jobs.api._store(SERVICE, {"metadata": {**meta["metadata"], **owners}, "spec": {"clusterIP": "10.0.0.1"}})
         later(RESYNC_S)
         assert await jobs.look(*range(MANY)) == [0, 0, 0, 0, 0, 1, 0, 0]
         assert (await jobs.api.get(SERVICE, *where))["spec"]["clusterIP"] == "None"
-        assert set(jobs.api.looked_at) == {"job-5"}
+        assert jobs.api.looked_at == ["job-5"], "only the changed object is asked for"
 
     run(MANY, body)
 
