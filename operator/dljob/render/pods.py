@@ -39,6 +39,7 @@ PROVISIONING_CLASS = "autoscaling.x-k8s.io/provisioning-class-name"
 """Annotations of pods that use the nodes of a ProvisioningRequest: its name and its class."""
 TOKEN_S = 3607
 """Lifetime of a service account token in seconds. The kubelet replaces the token earlier."""
+MORE_THAN_ALL_NODES = 2**31 - 1
 
 
 def pod_template(
@@ -61,7 +62,12 @@ def pod_template(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": _affinity(job, group),
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}
+            }
+        },
+        "topologySpreadConstraints": [_one_per_node(job)],
         "containers": [_container(job, spec, accepted, group, config)],
         "volumes": _volumes(job, spec, group),
     }
@@ -168,18 +174,19 @@ def within(template: Manifest, domain: Sequence[Sequence[NodeRequirement]] | Non
     return {**template, "spec": spec}
 
 
-def _affinity(job: JobSeen, group: PodGroup) -> Manifest:
-    """Return the affinity of a group's pods.
+def _one_per_node(job: JobSeen) -> Manifest:
+    """Return the constraint that a node runs at most one pod of the job.
 
-    A pod runs only on a node with the group's device type, and a node runs at most one pod of the job.
+    With more domains asked for than there are nodes, the smallest number of pods on a node counts as 0, so that a node
+    with one pod is full. A required pod anti-affinity would cost the scheduler more: it compares each new pod with all
+    pods that have one (docs/design/0005-operator.md).
     """
     return {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"labelSelector": {"matchLabels": {JOB_LABEL: job.name}}, "topologyKey": "kubernetes.io/hostname"}
-            ]
-        },
+        "maxSkew": 1,
+        "minDomains": MORE_THAN_ALL_NODES,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {JOB_LABEL: job.name}},
     }
 
 
