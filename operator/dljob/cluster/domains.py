@@ -78,6 +78,13 @@ class Spot:
     def includes(self, node: Node) -> bool:
         return any(node.labels.get(key) == value for key, value in self.labels)
 
+    def includes_all(self, domain: "Domain") -> bool:
+        """Return True if every node of a domain is a spot node: each of its terms requires a label of spot nodes."""
+        return bool(domain.terms) and all(
+            any(item.operator == "In" and {(item.key, each) for each in item.values} <= {*self.labels} for item in term)
+            for term in domain.terms
+        )
+
 
 @dataclass(frozen=True)
 class Requirement:
