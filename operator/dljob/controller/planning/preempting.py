@@ -21,7 +21,7 @@ from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
 from dljob.job.reservation import PlannedPods, plan_reservation
-from dljob.job.waiting import stops
+from dljob.job.waiting import often_timed_out, stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -49,6 +49,8 @@ AGAIN_S = 60.0
 """Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
 OBEY_S = 60.0
 """Seconds after which the order to stop a job is dropped if the job's reconcile has not carried it out."""
+REST_S = 900.0
+"""Seconds for which no other order is given to such a job: what kept it from stopping may last, and others may stop."""
 MAX_DEVICE_TYPES = 4
 """Maximum number of device types on each of which, alone, the first in line is planned to find room for it."""
 _BY_DLJOB = ((TRUE, "Starting"), (TRUE, "Started"))
@@ -88,6 +90,8 @@ class Preempting:
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now = clock, now
         self._orders: dict[JobKey, _Order] = {}
+        self._refused_s: dict[JobKey, float] = {}
+        """For each job that did not carry out an order, the time when the order was dropped."""
         self._looked_s = -inf
         self._made: tuple[Collection[JobKey], float] = ((), -inf)
         """The jobs for which jobs were ordered to stop last, and when one of these still held devices."""
@@ -152,6 +156,9 @@ class Preempting:
         self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask
     ) -> JobKey | None:
         now_s, everyone = self._clock(), {**waiting, **short}
+        refused = [key for key, order in self._orders.items() if not order.begun and now_s - order.at_s >= OBEY_S]
+        self._refused_s = {key: at_s for key, at_s in self._refused_s.items() if now_s - at_s < REST_S}
+        self._refused_s |= dict.fromkeys(refused, now_s)
         self._orders = {key: order for key, order in self._orders.items() if self._counts(key, order)}
         if not everyone or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
             return None
@@ -162,7 +169,7 @@ class Preempting:
             return None
         self._in_vain = jobs, now_s
         for line in (*self._pools(waiting), *self._lines(short, running)):
-            first = await self._queue.first(line, ask)
+            first = await self._queue.first(line, ask, before=self._starts)
             if first is None:
                 continue
             if first.shadow.start_s - now_s <= SOON_S:
@@ -190,6 +197,14 @@ class Preempting:
         pools = [{key: waiting[key] for key, types in types_of.items() if types and types <= each} for each in groups]
         return sorted(pools, key=lambda pool: min(self._queue.job(each).place for each in pool.values()))
 
+    def _starts(self, waiting: QueuedJob) -> bool:
+        """Return False for a job whose starts failed so often that no job stops for it. The next one counts as first.
+
+        It gets devices before that one nevertheless, but releases them after its start time-out.
+        """
+        job = self._cache.job(waiting.key)
+        return job is None or not often_timed_out(job)
+
     def _lines(
         self, short: Mapping[JobKey, ParsedJob], running: Mapping[JobKey, Preemptible]
     ) -> list[dict[JobKey, ParsedJob]]:
@@ -203,6 +218,7 @@ class Preempting:
 
     def forget_all(self) -> None:
         self._orders.clear()
+        self._refused_s.clear()
         self._looked_s, self._made, self._in_vain = -inf, ((), -inf), (None, -inf)
 
     async def _chosen(
@@ -276,7 +292,8 @@ class Preempting:
 
     def _running(self, below: int) -> dict[JobKey, Preemptible]:
         """Return the running jobs that may be preempted and whose priority is lower than ``below``."""
-        found = (self._preemptible(job, below) for job in self._cache.jobs() if not stops(job))
+        mine = (job for job in self._cache.jobs() if not stops(job) and job.key not in self._refused_s)
+        found = (self._preemptible(job, below) for job in mine)
         return {each.key: each for each in found if each is not None}
 
     def _preemptible(self, job: JobSeen, below: int) -> Preemptible | None:

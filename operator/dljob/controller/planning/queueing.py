@@ -20,7 +20,7 @@ from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
 from dljob.job.reservation import PlannedPods, plan_reservation
-from dljob.job.waiting import stops
+from dljob.job.waiting import often_timed_out, stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -115,9 +115,11 @@ class Queue:
         return self._policy.weighted(namespace, self._shares.of(self._versions()).get(namespace, 0.0))
 
     def preempts(self, question: ParsedJob) -> bool:
-        """Return True if running jobs of a lower priority may stop for a job."""
+        """Return True if running jobs of a lower priority may stop for a job, because it will probably run then."""
         named = question.spec.scheduling.priority_class_name if question.spec is not None else None
-        return self._policy.preempts and self._cache.priority_classes.preempts(named)
+        job = self._cache.job(question.observed.job.key)
+        starts = job is None or not often_timed_out(job)
+        return self._policy.preempts and starts and self._cache.priority_classes.preempts(named)
 
     def recent(self, job: JobSeen) -> QueuedJob:
         """Return what the place of a job in the queue depended on when it was created, for forecasts.
