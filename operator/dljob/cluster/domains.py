@@ -78,6 +78,13 @@ class Spot:
     def includes(self, node: Node) -> bool:
         return any(node.labels.get(key) == value for key, value in self.labels)
 
+    def includes_all(self, domain: "Domain") -> bool:
+        """Return True if every node of a domain is a spot node: each of its terms requires a label of spot nodes."""
+        return bool(domain.terms) and all(
+            any(item.operator == "In" and {(item.key, each) for each in item.values} <= {*self.labels} for item in term)
+            for term in domain.terms
+        )
+
 
 @dataclass(frozen=True)
 class Requirement:
@@ -140,9 +147,9 @@ SAME_AS_OTHERS = Spot()
 def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot: bool = False) -> list[Domain]:
     """Return the domains for each of which the planner makes a plan of a job, to choose the best of these plans.
 
-    ``nodes``: the nodes that the job could use. ``avoid_spot``: True to leave out all domains with spot nodes. The
-    first domain is the widest. It is the only one if ``topology`` describes no network between zones or racks, and spot
-    nodes have the same price and interruptions as other nodes (``Spot.differs``).
+    ``nodes``: the nodes that the job could use. ``avoid_spot``: True to leave out all spot nodes, also those that the
+    cluster gets later. The first domain is the widest. It is the only one if ``topology`` describes no network between
+    zones or racks, and spot nodes have the same price and interruptions as other nodes (``Spot.differs``).
     """
     found: list[Domain] = []
     for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
@@ -161,16 +168,20 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
     In the domain of all nodes, the scheduler decides whether a plan gets spot nodes. Therefore, this domain has the
     price of on-demand nodes and the interruptions of spot nodes. In three cases, return only one domain:
 
-    - ``ANYWHERE``, if there are no spot nodes, or if neither ``avoid_spot`` nor ``Spot.differs`` is True;
-    - the nodes that are not spot nodes, if there are spot nodes and ``avoid_spot`` is True;
+    - the nodes that are not spot nodes, if ``avoid_spot`` is True;
+    - ``ANYWHERE``, if there are no spot nodes, or if ``Spot.differs`` is False;
     - the spot nodes, if all nodes are spot nodes.
+
+    The nodes that are not spot nodes have none of the labels of spot nodes, also of those that no node has now: the
+    cluster may get nodes with them while pods wait for a node, or while a lost pod is replaced.
     """
-    labels = sorted({(k, v) for k, v in spot.labels if any(node.labels.get(k) == v for node in nodes)})
-    if not labels or not (avoid_spot or spot.differs):
-        return [ANYWHERE]
-    others = ANYWHERE.narrowed("on nodes that are not spot nodes", *(Requirement(k, "NotIn", (v,)) for k, v in labels))
+    names = sorted(set(spot.labels))
+    others = ANYWHERE.narrowed("on nodes that are not spot nodes", *(Requirement(k, "NotIn", (v,)) for k, v in names))
     if avoid_spot:
         return [others]
+    labels = [(k, v) for k, v in names if any(node.labels.get(k) == v for node in nodes)]
+    if not labels or not spot.differs:
+        return [ANYWHERE]
     bought = Domain(
         "on spot nodes",
         tuple((Requirement(key, "In", (value,)),) for key, value in labels),

@@ -41,12 +41,15 @@ class PlannedPods:
     domain: Domain = ANYWHERE
     grace_s: float = 0.0
     """Termination grace period of its pods in seconds."""
+    asks_for_nodes: bool = False
+    """True if an autoscaler is asked for the nodes of the plan before its pods are created."""
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
         return cls(
             plan.plan.number, plan.revision, plan.groups, plan.charges or {},
             plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain, plan.plan.grace_s,
+            plan.provisioning_class is not None,
         )  # fmt: skip
 
 
@@ -78,8 +81,8 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
     (admitted, cause), (ready, refusal) = (found.get(kind, ABSENT) for kind in ("Admitted", "PodsReady"))
     if queued_elsewhere(job) and admitted != "True":
         return Reserved()
-    if admitted == "False" and cause == WAITS_FOR_NODES:
-        return Reserved()  # Its nodes do not exist yet.
+    if admitted == "False" and (cause == WAITS_FOR_NODES or plan.asks_for_nodes):
+        return Reserved()  # Its nodes do not exist yet, or its pods stop.
     if ready == "False" and refusal in REFUSED:
         return Reserved()
     uids = sorted(pod.uid for pod in observed.pods if placed(pod.uid))

@@ -26,7 +26,8 @@ MAX_KEPT_BACK_OFFS = 3
 """Number of back-offs in a row in which running jobs leave a job the devices of its last plan: 210 s in all.
 
 They last 30, 60 and 120 s. Later ones last up to 15 minutes. Otherwise a job with a wrong image, for example, would
-keep all others from growing for ever, although it uses no device in this time.
+keep all others from growing for ever, although it uses no device in this time. After more of them, no running job stops
+for such a job either.
 """
 
 FIRST_STATUS_S = 4.0
@@ -74,10 +75,15 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     if is_new or busy:
         return tuple(spec.get("devices") or ())
     backs_off = admitted == "False" and cause in BACK_OFFS
-    if not backs_off or (status.get("startTimeouts") or 0) > MAX_KEPT_BACK_OFFS:
+    if not backs_off or often_timed_out(job):
         return None
     groups = (status.get("plan") or {}).get("groups") or ()
     return tuple(group["device"] for group in groups) or tuple(spec.get("devices") or ())
+
+
+def often_timed_out(job: JobSeen) -> bool:
+    """Return True if the pods of a job did not all run in more than ``MAX_KEPT_BACK_OFFS`` starts in a row."""
+    return (job.status.get("startTimeouts") or 0) > MAX_KEPT_BACK_OFFS
 
 
 def lacks_quota(job: JobSeen) -> bool:

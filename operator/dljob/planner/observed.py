@@ -136,8 +136,9 @@ def predicted(
     warnings = [decision.warning]
     if not steps:
         prediction = replace(
-            prediction, total_s=0.0, total_p90_s=0.0, energy_J=None, cost_usd=None, carbon_g=None, interruptions=0.0
-        )
+            prediction, total_s=0.0, total_p90_s=0.0, energy_J=None, cost_usd=None, carbon_g=None, interruptions=0.0,
+            interruption_s=0.0,
+        )  # fmt: skip
     elif request.deadline_s is not None and prediction.total_p90_s > request.deadline_s:
         warnings.append(
             f"the predicted run time is {duration(prediction.total_p90_s)} (p90); expected at most "

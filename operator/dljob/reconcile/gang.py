@@ -42,6 +42,8 @@ from dljob.status import FALSE, TRUE, Verdict, changed_at, find, is_true, pods_r
 CONDITION = "Admitted"
 START_TIMEOUT_S = 300.0
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 30.0, 900.0
+LEAST_BACK_OFF_S = 1.0
+"""Shortest first back-off. A spec may set a start time-out of 0 s, and twice 0 s would be no longer."""
 MAX_REJECTIONS = 3
 """Number of times that nodes may reject one pod of a plan. Then all pods stop, and the job is planned again.
 
@@ -123,11 +125,11 @@ def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
     """Return the seconds from a start time-out, after which all pods of a job stop, until the job is planned again.
 
     ``timeouts``: how often the job has timed out in a row, this time included. The first back-off is
-    ``FIRST_BACK_OFF_S`` or the time-out ``timeout_s``, whichever is shorter. Each further one is twice as long, up to
-    ``MOST_BACK_OFF_S``. ``uid``: uid of the job. It changes the back-off by up to 25 %, so that two jobs whose pods
-    stop at the same time do not block each other again.
+    ``FIRST_BACK_OFF_S`` or the time-out ``timeout_s``, whichever is shorter, but at least ``LEAST_BACK_OFF_S``. Each
+    further one is twice as long, up to ``MOST_BACK_OFF_S``. ``uid``: uid of the job. It changes the back-off by up to
+    25 %, so that two jobs whose pods stop at the same time do not block each other again.
     """
-    first_s = min(FIRST_BACK_OFF_S, timeout_s)
+    first_s = max(LEAST_BACK_OFF_S, min(FIRST_BACK_OFF_S, timeout_s))
     spread = int(hashlib.sha256(uid.encode()).hexdigest()[:4], 16) / 0xFFFF  # 0 to 1, the same at every reconcile
     return min(first_s * 2.0 ** min(timeouts - 1, 16), MOST_BACK_OFF_S) * (0.75 + spread / 2)
 

@@ -92,6 +92,8 @@ def _rate(parsed: ParsedJob, accepted: StoredPlan | None, site: Site) -> UsageRa
     ranks = {group.name: group.nodes * (group.ranks_per_node if group.is_gpu else 1) for group, _ in devices}
     watts = sum(energy.rank_watts(device, 1.0) * ranks[group.name] for group, device in devices)
     usd_per_s = sum(energy.cost_usd(device, 1.0, ranks[group.name]) for group, device in devices)
+    if site.spot.includes_all(accepted.node_domain):
+        usd_per_s *= site.spot.price_factor
     usd_per_s = site.prices.with_energy_usd(usd_per_s, watts)
     if predicted.total_seconds > 0 and predicted.energy_joules is not None and predicted.cost is not None:
         watts, usd_per_s = predicted.energy_joules / predicted.total_seconds, predicted.cost / predicted.total_seconds

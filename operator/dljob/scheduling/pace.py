@@ -48,8 +48,9 @@ class Rest:
 def rest_with_measured(left: int, step_s: float, predicted_spread: float, per_s: float) -> Rest:
     """Return the rest of a training that stays with its plan.
 
-    ``left``: number of remaining steps. ``step_s``: measured step time in seconds. ``predicted_spread``: p90 divided by
-    median of the predicted step time. ``per_s``: expense of the plan per second.
+    ``left``: number of remaining steps. ``step_s``: measured step time in seconds, with its part of the expected
+    interruptions. ``predicted_spread``: p90 divided by median of the predicted step time. ``per_s``: expense of the
+    plan per second.
     """
     p50_s = left * step_s
     return Rest(p50_s, p50_s * min(MEASURED_P90, max(1.0, predicted_spread)), p50_s * per_s)
@@ -61,9 +62,10 @@ def rest_after_move(
     """Return the rest of a training that moves to another plan.
 
     ``left``: number of remaining steps. ``lost_steps``: steps since the last checkpoint, which may have to be repeated.
-    ``step_s``, ``step_p90_s``: predicted median and 90th percentile of the step time. ``restart_s``: duration of the
-    restart. ``per_s``: expense of the plan per second. ``slower``: measured step time divided by the predicted one, if
-    the same deviation is expected of the other plan. All times are in seconds.
+    ``step_s``, ``step_p90_s``: predicted median and 90th percentile of the step time, with its part of the expected
+    interruptions. ``restart_s``: duration of the restart. ``per_s``: expense of the plan per second. ``slower``:
+    measured step time divided by the predicted one, if the same deviation is expected of the other plan. All times are
+    in seconds.
     """
     steps = (left + lost_steps) * slower
     p50_s = restart_s + steps * step_s

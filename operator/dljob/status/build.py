@@ -191,7 +191,8 @@ def _from_report(
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not (done or other_plan):
         expected = accepted.plan.expected if accepted is not None else None
         predicted = (expected.step_s, expected.step_p90_s) if expected is not None else (0.0, 0.0)
-        left = steps_time(report.steps - report.step, report.step_s, *predicted)
+        longer = accepted.status.predicted.interrupted if accepted is not None else 1.0
+        left = steps_time(report.steps - report.step, longer * report.step_s, *predicted)
         changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome

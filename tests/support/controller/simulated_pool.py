@@ -39,6 +39,8 @@ class SimulatedPool:
     jobs: dict[JobKey, Training | None] = field(default_factory=dict)
     """The submitted jobs; None before their first step."""
     ended: set[JobKey] = field(default_factory=set)
+    broken: set[JobKey] = field(default_factory=set)
+    """Jobs whose pods never run, because their image cannot be pulled."""
 
     def __post_init__(self) -> None:
         for name, (device, count) in self.nodes.items():
@@ -87,7 +89,11 @@ class SimulatedPool:
         pods += await self.cluster.create_pods(key)
         for pod in pods:
             await self._place(key, pod, {group.name: group for group in stored.groups})
-        if len(pods) == wanted and all((key[0], pod["metadata"]["name"]) in self.placed for pod in pods):
+        if (
+            len(pods) == wanted
+            and key not in self.broken
+            and all((key[0], pod["metadata"]["name"]) in self.placed for pod in pods)
+        ):
             step_s = stored.plan.expected.step_s
             made = self.jobs[key] or Training(round(stored.status.predicted.total_seconds / step_s))
             self.jobs[key] = made
@@ -109,7 +115,11 @@ class SimulatedPool:
             self.placed[key[0], name] = fitting[0], count
             await self.cluster.bind([pod], fitting[0])
             conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")]
-            await self.cluster.api.merge(POD, key[0], name, {"status": {"phase": "Running", "conditions": conditions}})
+            status = {"phase": "Running", "conditions": conditions}
+            if key in self.broken:
+                waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+                status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": {"waiting": waiting}}]}
+            await self.cluster.api.merge(POD, key[0], name, {"status": status})
 
     async def _report(self, key: JobKey, plan: dlcontract.Plan, made: Training) -> None:
         over = made.step >= made.steps

@@ -3,7 +3,16 @@
 import pytest
 
 from dljob.cluster import Node
-from dljob.cluster.domains import ANYWHERE, MAX_DOMAINS, RACK_LABEL, ZONE_LABEL, Crossing, Spot, Topology, domains
+from dljob.cluster.domains import (
+    MAX_DOMAINS,
+    RACK_LABEL,
+    SPOT_LABELS,
+    ZONE_LABEL,
+    Crossing,
+    Spot,
+    Topology,
+    domains,
+)
 
 SPOT = Spot(price_factor=0.3, interruptions_per_h=0.1)
 SLOW = Crossing(1e8, 1e-3)
@@ -55,7 +64,16 @@ def test_without_spot_nodes_only_the_others_remain() -> None:
     nodes = [node("a", spot=True), node("b")]
     [found] = domains(nodes, Topology(), Spot(), avoid_spot=True)
     assert [each.name for each in nodes if found.has(each)] == ["b"]
-    assert domains(nodes[1:], Topology(), Spot(), avoid_spot=True) == [ANYWHERE]
+
+
+@pytest.mark.parametrize("now", [[node("b")], [node("b"), node("c", spot=True)]], ids=["no spot nodes", "of one cloud"])
+def test_spot_nodes_that_come_later_do_not_belong_to_the_others_either(now: list[Node]) -> None:
+    """Fixed bug: pods of a job with ``spot: Avoid`` could run on the first spot node, which had come after its plan."""
+    later = [Node("later", "cpu", labels=dict([label])) for label in SPOT_LABELS]
+    [avoiding] = domains(now, Topology(), Spot(), avoid_spot=True)
+    assert not any(map(avoiding.has, later)) and avoiding.has(now[0])
+    for found in domains(now, Topology(), SPOT):
+        assert found.interruptions_per_h or not found.terms or not any(map(found.has, later))
 
 
 def test_a_wide_domain_has_the_network_of_all_borders() -> None:

@@ -317,6 +317,23 @@ def test_waiting_job_reserves_no_nodes() -> None:
     on_no_nodes(body, {**NEW, "count": 3})
 
 
+def test_job_that_got_no_nodes_reserves_none_in_its_back_off() -> None:
+    """Fixed bug: it held the existing node for a minute, without pods."""
+
+    async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
+        cluster.node("n1", T4, 1)
+        key = await waiting(cluster, operator, nodes={"min": 3, "max": 3})
+        await autoscaler.answer(key, Failed=True)
+        await later(cluster, operator, 5.0, key)
+        assert operator.condition(key, "Admitted") == ("False", "NodesNotProvided")
+        small = cluster.submit("small", "team-b", second=1, **{**SPEC, "nodes": {"min": 1, "max": 1}})
+        await later(cluster, operator, 5.0, small)
+        assert operator.condition(small, "Admitted") == ("True", "Starting")
+        assert await autoscaler.requests("team-b") == []
+
+    on_no_nodes(body, {**NEW, "count": 3})
+
+
 def test_without_the_setting_pending_pods_ask_for_nodes() -> None:
     async def body(cluster: FakeCluster, operator: Operator, autoscaler: Autoscaler) -> None:
         key = cluster.submit("first", **SPEC)

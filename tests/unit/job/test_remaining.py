@@ -33,6 +33,15 @@ def test_remaining_time() -> None:
     assert remaining_p90_s(status(step=100)) == 0.0
 
 
+def test_interruptions_lengthen_the_remaining_time() -> None:
+    often = status(step=80, total_s=1500.0)
+    assert often.plan is not None
+    predicted = often.plan.predicted.model_copy(update={"interruption_seconds": 500.0})
+    assert predicted.interrupted == 1.5
+    often = often.model_copy(update={"plan": often.plan.model_copy(update={"predicted": predicted})})
+    assert remaining_p90_s(often) == 450.0
+
+
 def test_run_time_of_a_job_without_a_prediction_is_unknown() -> None:
     nothing = status(total_s=0.0)
     assert nothing.plan is not None

@@ -231,6 +231,13 @@ def test_running_job_of_an_older_release_is_admitted() -> None:
     assert verdict(step(old, 5), "Admitted") == ("True", "Started") and not step(old, 5).scales
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, 1e-7, 0.5])
+def test_back_off_grows_however_short_the_start_timeout_is(timeout_s: float) -> None:
+    """Fixed bug: with a start time-out of 0 s, a job was planned, started and stopped again without any pause."""
+    waits = [back_off_s(n, timeout_s, "uid") for n in range(1, 20)]
+    assert waits[0] >= 0.75 and waits[-1] >= 0.75 * MOST_BACK_OFF_S
+
+
 @given(st.integers(1, 100), st.floats(1, 1e5), st.uuids())
 @pytest.mark.hypothesis
 def test_back_off_grows_to_a_limit(timeouts: int, timeout_s: float, uid: object) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from dlcontract import MeasuredEnergy, RunPhase
 from dljob.api import EnergySource, Usage, UsageRate
 from dljob.cluster.prices import J_PER_KWH
+from dljob.job.defaults import parse_defaults
 from dljob.job.observed import Observed
-from dljob.reconcile import Desired
-from support.builders import DIGITS, NOW, Json, after, report, seen, settled
+from dljob.reconcile import Desired, reconcile
+from support.builders import CONFIG, DIGITS, NOW, Json, after, nodes, report, seen, settled
 from support.job_lifecycle import done, gone, started, status, step, training
 
 CARBON = DIGITS | {"objective": {"minimize": "Carbon"}}
@@ -154,3 +155,21 @@ def test_ranks_that_start_again_read_no_counter_yet() -> None:
     counted = MeasuredEnergy(joules=10.0, part=1.0)
     observed = replace(observed, report=report(observed, RunPhase.RESTARTING, step=20, energy=counted))
     assert usage(step(observed, 10)).rate.watts > 0
+
+
+def test_script_on_spot_nodes_pays_their_price() -> None:
+    """Fixed bug: without a predicted cost, the use on spot nodes had the price on demand."""
+    spec: Json = {
+        "trainer": {"image": "registry.example/ours:7", "command": ["torchrun", "train.py"], "framework": "Torchrun"}
+    }
+    spec |= {"nodes": {"min": 2}}
+    labels = {"karpenter.sh/capacity-type": "spot"}
+    view = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi", "labels": labels})
+
+    def usd_per_h(**spot: float) -> float:
+        config = replace(CONFIG, job_defaults=parse_defaults({"spot": spot} if spot else {}))
+        first = seen(spec, view)
+        observed = settled(after(first, reconcile(first, config, NOW)))
+        return usage(reconcile(observed, config, NOW)).rate.cost_per_hour
+
+    assert usd_per_h(priceFactor=0.3) == pytest.approx(0.3 * usd_per_h(), rel=1e-4)

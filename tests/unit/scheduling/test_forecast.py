@@ -126,6 +126,22 @@ def test_job_beside_the_first_in_line_starts() -> None:
     assert starts(forecast(view, [one, two], line)) == {"big": 60, "long": 0}
 
 
+def test_job_that_waits_for_other_devices_does_not_hide_the_first_one_for_these() -> None:
+    """Fixed bug: only the first of all jobs was not overtaken, so that ``large`` started after ``small``."""
+    nodes = [("n0", "T4", 0), ("n1", "T4", 1), ("a", "A100", 0)]
+    view = cluster_view(
+        {
+            "nodes": [
+                {"name": name, "device": device, "gpu": True, "free": free, "cpu": 8} for name, device, free in nodes
+            ]
+        }
+    )
+    other = Waiter(("team", "first"), (PossiblePlan(interval(100.0, 1.0), (Reservation("A100", 1, 1, 1.0, 2**20),)),))
+    line = [other, waiter("large", 500.0, 2), waiter("small", 5000.0, 1)]
+    found = forecast(view, [holder(interval(1000.0, 1.0), "a"), holder(interval(100.0, 1.0), "n0")], line)
+    assert starts(found) == pytest.approx({"first": 1000.0, "large": 100.0, "small": 600.0})
+
+
 def test_reserved_pods_of_a_running_job_count() -> None:
     running = Holder(("team", "starting"), interval(500, 1.0), needs=need(1))
     assert starts(forecast(gpus(1), [running], [waiter("next", 10, 1)])) == {"next": 500}

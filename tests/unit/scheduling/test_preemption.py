@@ -132,6 +132,14 @@ def test_groups_of_two_device_types_need_both() -> None:
     assert victims(1, needs, nodes, [on_gpu]) == ()
 
 
+def test_groups_of_one_device_type_are_on_different_nodes() -> None:
+    """Fixed bug: one node counted for both, so that too few jobs were chosen, and none stopped."""
+    jobs = [job("a", n0=4), job("b", lost_s=10.0, n1=4), job("c", lost_s=20.0, n2=4)]
+    assert names(victims(1, [*pods(1, 2), *pods(1, 1)], view([0, 0, 0]), jobs)) == {"a", "b"}
+    assert names(victims(1, [*pods(1, 4), *pods(2, 1)], view([0, 0, 0]), jobs)) == {"a", "b", "c"}
+    assert victims(1, [*pods(2, 2), *pods(2, 1)], view([0, 0, 0]), jobs) == ()
+
+
 def test_quota_must_admit_the_job_after_the_others_have_stopped() -> None:
     jobs = [job("cheap", n0=4), job("mine", lost_s=100.0, n1=4), job("mine-elsewhere", lost_s=10.0, n9=1)]
     own = [each.key for each in jobs if each.key[1].startswith("mine")]

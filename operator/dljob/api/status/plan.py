@@ -23,6 +23,14 @@ class Predicted(ApiModel):
             ge=0, description="Part of totalSeconds: evaluations of a built-in model, after each epoch and at the end."
         ),
     ] = 0
+    interruption_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Part of totalSeconds: restarts, repeated steps and checkpoints, because nodes of the plan are "
+            "interrupted, such as spot nodes.",
+        ),
+    ] = 0
     samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
     energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the whole training.")] = None
     cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None
@@ -43,6 +51,12 @@ class Predicted(ApiModel):
             "profile (measured runs)."
         ),
     ] = ""
+
+    @property
+    def interrupted(self) -> float:
+        """Return the factor by which interruptions of nodes lengthen a training, at least 1."""
+        calm_s = self.total_seconds - self.interruption_seconds
+        return self.total_seconds / calm_s if calm_s > 0 else 1.0
 
     def expense(self, minimize: Minimize) -> float | None:
         """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.

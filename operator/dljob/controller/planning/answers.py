@@ -5,17 +5,20 @@ In this package, a *question* is a job to plan, reduced to what its plan depends
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 from dljob.api import PlanningMode
+from dljob.cluster import ClusterView
 from dljob.job.plan.first_plans import AwaitsMeasurement
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.waiting import QUOTA_EXCEEDED, devices_waited_for, lacks_quota
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
+from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning import replan
 from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
 from dljob.scheduling import NamespaceLimits, QueuePolicy, Shadow
 from dljob.scheduling.limits.quotas import Shortage
@@ -100,6 +103,49 @@ class Answer:
         found, question = self.decision, self.question
         exceeds = isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
         return exceeds and not question.queued and not plan_only(question)
+
+
+def matters_to(question: ParsedJob) -> Callable[[str], bool]:
+    """Return a function that returns True for the names of device types that a job may use.
+
+    If the user has fixed the groups of the plan, it returns True for all types.
+    """
+    return among(_named_devices(question))
+
+
+def among(names: Sequence[str]) -> Callable[[str], bool]:
+    """Return a function that returns True for the names of device types in ``names``; for all if it is empty."""
+    return lambda device: not names or wanted(device, names)
+
+
+def _named_devices(question: ParsedJob) -> tuple[str, ...]:
+    """Return the names of the device types that a job may use; empty: it may use any."""
+    spec = question.spec
+    return () if spec is None or spec.planning.groups else spec.devices
+
+
+class UsableDevices:
+    """The device types of a cluster that jobs may use. ``view``: its nodes. It is made anew for each use."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._types, self._known = view.device_types, dict[tuple[str, ...], frozenset[str]]()
+
+    def of(self, question: ParsedJob) -> frozenset[str]:
+        """Return the device types of the cluster that a job may use."""
+        names = _named_devices(question)
+        if names not in self._known:
+            self._known[names] = frozenset(filter(among(names), self._types))
+        return self._known[names]
+
+
+def wants_others(question: ParsedJob) -> bool:
+    """Return True if a job with a plan is planned again because of its spec, or because of its measured step time."""
+    accepted = question.accepted
+    return accepted is not None and (accepted.spec_digest != question.digest or replan.undecided(question))
+
+
+def with_limits(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
+    return replace(question, observed=replace(question.observed, limits=limits))
 
 
 def plan_only(question: ParsedJob) -> bool:

@@ -18,8 +18,8 @@ from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
 from dljob.controller.planning.amortized import FACTOR
-from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, plan_only
-from dljob.controller.planning.growing import Turns, matters_to
+from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, matters_to, plan_only
+from dljob.controller.planning.growing import Turns
 from dljob.controller.planning.joint import Assigning, Share, not_passed_over
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace

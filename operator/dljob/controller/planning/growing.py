@@ -11,6 +11,7 @@ from math import ceil, inf
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized
+from dljob.controller.planning.answers import among, matters_to
 from dljob.controller.planning.queueing import Queue
 from dljob.controller.planning.reserving import FreeResources
 from dljob.job.defaults import site_of
@@ -153,7 +154,7 @@ class Turns:
         shares: dict[str, float] = {}
         for key, each in self._able.items():
             if each.devices not in known:
-                of_job = _among(each.devices)
+                of_job = among(each.devices)
                 types = frozenset(filter(of_job, view.device_types if view is not None else ()))
                 known[each.devices] = self._free.growth.count(of_job), types
             growth, types = known[each.devices]
@@ -240,21 +241,6 @@ class Turns:
         self._planned_at.clear()
         self._paces_s.clear()
         self._looked_s.clear()
-
-
-def matters_to(question: ParsedJob) -> Callable[[str], bool]:
-    """Return a function that returns True for the names of device types that a job may use.
-
-    If the user has fixed the groups of the plan, it returns True for all types.
-    """
-    names = question.spec.devices if question.spec is not None else ()
-    fixed = question.spec.planning.groups if question.spec is not None else ()
-    return _among(() if fixed else names)
-
-
-def _among(names: Sequence[str]) -> Callable[[str], bool]:
-    """Return a function that returns True for the names of device types in ``names``; for all if it is empty."""
-    return lambda device: not names or wanted(device, names)
 
 
 def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:

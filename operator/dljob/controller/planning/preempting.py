@@ -12,15 +12,16 @@ from math import inf
 
 from dljob.api import Disruption
 from dljob.cluster import ClusterView
-from dljob.controller.planning.growing import matters_to, usable_nodes
+from dljob.controller.planning.answers import UsableDevices, matters_to, with_limits
+from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue, with_limits
+from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
 from dljob.job.reservation import PlannedPods, plan_reservation
-from dljob.job.waiting import stops
+from dljob.job.waiting import often_timed_out, stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -48,6 +49,8 @@ AGAIN_S = 60.0
 """Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
 OBEY_S = 60.0
 """Seconds after which the order to stop a job is dropped if the job's reconcile has not carried it out."""
+REST_S = 900.0
+"""Seconds for which no other order is given to such a job: what kept it from stopping may last, and others may stop."""
 MAX_DEVICE_TYPES = 4
 """Maximum number of device types on each of which, alone, the first in line is planned to find room for it."""
 _BY_DLJOB = ((TRUE, "Starting"), (TRUE, "Started"))
@@ -87,9 +90,11 @@ class Preempting:
         self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
         self._clock, self._now = clock, now
         self._orders: dict[JobKey, _Order] = {}
+        self._refused_s: dict[JobKey, float] = {}
+        """For each job that did not carry out an order, the time when the order was dropped."""
         self._looked_s = -inf
-        self._made: tuple[JobKey | None, float] = (None, -inf)
-        """The job for which jobs were ordered to stop last, and when one of them still held devices."""
+        self._made: tuple[Collection[JobKey], float] = ((), -inf)
+        """The jobs for which jobs were ordered to stop last, and when one of these still held devices."""
         self._in_vain: tuple[Hashable, float] = (None, -inf)
         """The waiting and running jobs of the last search, if it found nothing, and the time of this search."""
 
@@ -123,18 +128,19 @@ class Preempting:
 
         ``waiting``: the jobs that wait for devices. Call this at least every ``LOOK_S`` seconds.
         """
-        by, held_s = self._made
-        if any(order.by == by and self._counts(key, order) for key, order in self._orders.items()):
-            self._made = by, held_s = by, self._clock()
-        return by in waiting and self._clock() - held_s < LOOK_S
+        if stopping := {order.by for key, order in self._orders.items() if self._counts(key, order)}:
+            self._made = stopping, self._clock()
+        made, held_s = self._made
+        return not waiting.keys().isdisjoint(made) and self._clock() - held_s < LOOK_S
 
     async def make_room(
         self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask
     ) -> JobKey | None:
         """Order running jobs to stop if the first job in line can then start.
 
-        The line is that of the jobs that wait for devices (``waiting``, as they are planned). If no job stops for its
-        first, also try the lines of those that wait for the quotas of their namespaces (``short``).
+        There is one line of the jobs that wait for devices (``waiting``, as they are planned) for each group of jobs
+        that may use the same device types (``_pools``). If no job stops for the first in these lines, also try the
+        lines of those that wait for the quotas of their namespaces (``short``).
 
         Do this at most every ``LOOK_S`` seconds, and not before all jobs with earlier orders have begun to stop. Return
         the key of the first in line. Return None if no job was ordered to stop. An error is only logged. ``ask``: makes
@@ -150,6 +156,9 @@ class Preempting:
         self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask
     ) -> JobKey | None:
         now_s, everyone = self._clock(), {**waiting, **short}
+        refused = [key for key, order in self._orders.items() if not order.begun and now_s - order.at_s >= OBEY_S]
+        self._refused_s = {key: at_s for key, at_s in self._refused_s.items() if now_s - at_s < REST_S}
+        self._refused_s |= dict.fromkeys(refused, now_s)
         self._orders = {key: order for key, order in self._orders.items() if self._counts(key, order)}
         if not everyone or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
             return None
@@ -159,8 +168,8 @@ class Preempting:
         if not running or (self._in_vain[0] == jobs and now_s - self._in_vain[1] < AGAIN_S):
             return None
         self._in_vain = jobs, now_s
-        for line in (waiting, *self._lines(short, running)):
-            first = await self._queue.first(line, ask)
+        for line in (*self._pools(waiting), *self._lines(short, running)):
+            first = await self._queue.first(line, ask, before=self._starts)
             if first is None:
                 continue
             if first.shadow.start_s - now_s <= SOON_S:
@@ -172,6 +181,29 @@ class Preempting:
                     self._order(victim, self._queue.job(line[first.key]))
                 return first.key
         return None
+
+    def _pools(self, waiting: Mapping[JobKey, ParsedJob]) -> list[dict[JobKey, ParsedJob]]:
+        """Return the waiting jobs in groups, the group of the first in line first.
+
+        Jobs that may use the same device types are in one group. With a single group, a job for which no other can make
+        room would keep all jobs after it from getting devices that it cannot use itself.
+        """
+        usable = UsableDevices(self._cache.ledger.view())
+        types_of = {key: usable.of(each) for key, each in waiting.items()}
+        groups: list[frozenset[str]] = []
+        for types in {*types_of.values()} - {frozenset()}:
+            joined = [each for each in groups if not each.isdisjoint(types)]
+            groups = [*(each for each in groups if each.isdisjoint(types)), types.union(*joined)]
+        pools = [{key: waiting[key] for key, types in types_of.items() if types and types <= each} for each in groups]
+        return sorted(pools, key=lambda pool: min(self._queue.job(each).place for each in pool.values()))
+
+    def _starts(self, waiting: QueuedJob) -> bool:
+        """Return False for a job whose starts failed so often that no job stops for it. The next one counts as first.
+
+        It gets devices before that one nevertheless, but releases them after its start time-out.
+        """
+        job = self._cache.job(waiting.key)
+        return job is None or not often_timed_out(job)
 
     def _lines(
         self, short: Mapping[JobKey, ParsedJob], running: Mapping[JobKey, Preemptible]
@@ -186,7 +218,8 @@ class Preempting:
 
     def forget_all(self) -> None:
         self._orders.clear()
-        self._looked_s, self._made, self._in_vain = -inf, (None, -inf), (None, -inf)
+        self._refused_s.clear()
+        self._looked_s, self._made, self._in_vain = -inf, ((), -inf), (None, -inf)
 
     async def _chosen(
         self, key: JobKey, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
@@ -259,7 +292,8 @@ class Preempting:
 
     def _running(self, below: int) -> dict[JobKey, Preemptible]:
         """Return the running jobs that may be preempted and whose priority is lower than ``below``."""
-        found = (self._preemptible(job, below) for job in self._cache.jobs() if not stops(job))
+        mine = (job for job in self._cache.jobs() if not stops(job) and job.key not in self._refused_s)
+        found = (self._preemptible(job, below) for job in mine)
         return {each.key: each for each in found if each is not None}
 
     def _preemptible(self, job: JobSeen, below: int) -> Preemptible | None:
@@ -316,7 +350,6 @@ class Preempting:
         if job is None:
             return
         name = by.key[1] if by.key[0] == victim.key[0] else ""
-        self._made = by.key, self._clock()
         self._orders[victim.key] = _Order(
             job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
         )

@@ -14,17 +14,16 @@ from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized, OfEachJob
-from dljob.controller.planning.answers import First, beside_quota, queued
+from dljob.controller.planning.answers import First, UsableDevices, beside_quota, queued, wants_others, with_limits
 from dljob.controller.planning.reserving import limits_for
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
 from dljob.job.reservation import PlannedPods, plan_reservation
-from dljob.job.waiting import stops
+from dljob.job.waiting import often_timed_out, stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
-from dljob.reconcile.planning import replan
 from dljob.reconcile.planning.limits import quota_needs
 from dljob.scheduling import (
     NOTHING,
@@ -116,9 +115,11 @@ class Queue:
         return self._policy.weighted(namespace, self._shares.of(self._versions()).get(namespace, 0.0))
 
     def preempts(self, question: ParsedJob) -> bool:
-        """Return True if running jobs of a lower priority may stop for a job."""
+        """Return True if running jobs of a lower priority may stop for a job, because it will probably run then."""
         named = question.spec.scheduling.priority_class_name if question.spec is not None else None
-        return self._policy.preempts and self._cache.priority_classes.preempts(named)
+        job = self._cache.job(question.observed.job.key)
+        starts = job is None or not often_timed_out(job)
+        return self._policy.preempts and starts and self._cache.priority_classes.preempts(named)
 
     def recent(self, job: JobSeen) -> QueuedJob:
         """Return what the place of a job in the queue depended on when it was created, for forecasts.
@@ -170,11 +171,12 @@ class Queue:
         if not (waiting or short):
             return plan, None
         holds = self.holds_devices(key)
-        moves = not holds or gains or _wants_others(question)
+        moves = not holds or gains or wants_others(question)
         for gone in self._known.keys() - waiting.keys() - short.keys():
             del self._known[gone]
         if moves and waiting:
-            first = await self._first_before(question, waiting, ask, passed_over, holds=holds)
+            rivals = self._with_devices_of(question, waiting)
+            first = await self._first_before(question, rivals, ask, passed_over, holds=holds)
             if first is not None and not first.shadow.after(self._clock(), self._run_s(question, plan)):
                 view = first.shadow.beside(free, view) if holds else first.shadow.beside(view)
                 beside = await ask(question, view)
@@ -185,6 +187,12 @@ class Queue:
         if not line or not (moves or grows):
             return plan, None
         return await self._within_quotas(key, question, plan, line, view, ask, passed_over, holds=holds)
+
+    def _with_devices_of(self, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob]) -> dict[JobKey, ParsedJob]:
+        """Return the waiting jobs that may use a device type that ``question`` may use. It delays no others."""
+        usable = UsableDevices(self._cache.ledger.view())
+        mine = usable.of(question)
+        return {other: each for other, each in waiting.items() if not mine.isdisjoint(usable.of(each))}
 
     async def _within_quotas(
         self,
@@ -388,13 +396,3 @@ class Queue:
 
     def _versions(self) -> tuple[int, int]:
         return self._cache.ledger.version, self._book.version
-
-
-def _wants_others(question: ParsedJob) -> bool:
-    """Return True if a job with a plan is planned again because of its spec, or because of its measured step time."""
-    accepted = question.accepted
-    return accepted is not None and (accepted.spec_digest != question.digest or replan.undecided(question))
-
-
-def with_limits(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
-    return replace(question, observed=replace(question.observed, limits=limits))

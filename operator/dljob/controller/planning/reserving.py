@@ -109,7 +109,9 @@ class Reserving:
         if key not in self._unstored:
             return
         unstored = self._unstored[key]
-        if observed.plan == unstored.data:
+        # A job may be planned again with the plan that it has already. The sets of this plan then have no replicas yet.
+        revived = all(item.replicas for item in observed.sets if item.spec_digest == unstored.pods.revision)
+        if observed.plan == unstored.data and revived:
             self.refused(key)
         else:  # The pods of the plan before stop, and the new ones need their places.
             self._book.adjust(key, self._missing(observed, unstored.pods), self._clock())

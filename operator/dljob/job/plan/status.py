@@ -35,6 +35,7 @@ def predicted(prediction: Prediction) -> Predicted:
         communication_seconds=figures(prediction.communication_s),
         total_seconds=figures(prediction.total_s),
         evaluation_seconds=figures(prediction.evaluations_s),
+        interruption_seconds=figures(prediction.interruption_s),
         samples_per_second=figures(prediction.samples_per_s),
         energy_joules=None if prediction.energy_J is None else figures(prediction.energy_J),
         cost=None if prediction.cost_usd is None else figures(prediction.cost_usd),

@@ -58,6 +58,8 @@ class Prediction:
     """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
+    interruption_s: float = 0.0
+    """Part of ``total_s``: restarts, repeated steps and checkpoints because of these interruptions."""
 
     @property
     def step_p10_s(self) -> float:

@@ -367,14 +367,15 @@ def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
     assert accepted is not None and report is not None and report.step_s is not None
     left = max(0, report.steps - report.step)
     now, then = accepted.plan.expected, other.plan.expected
+    longer, longer_then = accepted.status.predicted.interrupted, other.status.predicted.interrupted
     # Predictions for the same device types are wrong in the same way. Those for others are wrong independently.
     same = {group.device for group in other.groups} <= {group.device for group in accepted.groups}
     found = gain(
         left,
-        report.step_s,
+        longer * report.step_s,
         # With fewer ranks than planned, the step time says nothing about the prediction.
-        predicted_s=now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s,
-        other_s=then.step_s if same else then.step_p90_s,
+        predicted_s=longer * (now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s),
+        other_s=longer_then * (then.step_s if same else then.step_p90_s),
         restart_s=rest.restart_s(parsed),
         lost_steps=rest.lost_steps(parsed, report),
     )

@@ -77,14 +77,15 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
     due = next_deadline(spec, parsed.before, now)
     available_s = None if due is None else (due - now).total_seconds()
     then, left = other.plan.expected, max(0, report.steps - report.step)
+    longer = other.status.predicted.interrupted
     same = bool({group.device for group in other.groups} & {group.device for group in accepted.groups})
     stay = _stay(parsed, accepted, report)
     moved = rest_after_move(
         # Without checkpoints, step 0 follows.
         left if accepted.plan.checkpoint.enabled else report.steps,
         lost_steps(parsed, report) if accepted.plan.checkpoint.enabled else 0,
-        then.step_s,
-        then.step_p90_s,
+        longer * then.step_s,
+        longer * then.step_p90_s,
         restart_s(parsed),
         _per_s(other.status, spec.objective.minimize),
         _slower(parsed, report) if same else 1.0,
@@ -136,7 +137,8 @@ def _stay(parsed: ParsedJob, accepted: StoredPlan, report: Report) -> Rest:
     expected = accepted.plan.expected
     spread = expected.step_p90_s / expected.step_s if expected.step_s > 0 else 1.0
     per_s = _per_s(accepted.status, parsed.spec.objective.minimize)
-    return rest_with_measured(max(0, report.steps - report.step), report.step_s, spread, per_s)
+    step_s = accepted.status.predicted.interrupted * report.step_s
+    return rest_with_measured(max(0, report.steps - report.step), step_s, spread, per_s)
 
 
 def _slower(parsed: ParsedJob, report: Report) -> float:

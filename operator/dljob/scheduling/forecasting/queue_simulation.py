@@ -105,31 +105,37 @@ def simulate(
 
     found = dict.fromkeys((job.key for job in line), (inf, inf))
     unknown = set(found)
-    shadow: _Shadow | None = None
+    shadows: list[_Shadow] = []
+    """Those of the first jobs that wait for each of the device types, in the order of the queue."""
     while unknown:
         while coming and coming[0].in_s <= now_s:
             queue.add(coming.popleft().job)
-        shadow = shadow if shadow is not None and shadow.key == queue.first else None
+        known, shadows = {each.key: each for each in shadows}, []
+        reserved: frozenset[str] = frozenset()
         full: set[int] = set()
         """Shapes (``_Shapes``) of the plans for which there is no room at this moment.
 
         A start frees nothing, so other plans of these shapes need not be tried at this moment.
         """
         for job in queue.in_order():
-            if full.issuperset(shapes.of(job)):  # Most jobs of a long queue, at most moments.
-                shadow = shadow or _shadow(nodes, ends, job)
-                continue
-            before = shadow if shadow is not None and shadow.key != job.key else None
-            started = _start(nodes, job, before, now_s, total_s, full, shapes.of(job))
-            if started is None:
-                shadow = shadow or _shadow(nodes, ends, job)
-                continue
-            run_s, taken = started
-            queue.start(job, taken)
-            heappush(ends, (now_s + run_s, next(numbers), job.key[0], taken))
-            if job.key in unknown:
-                found[job.key] = now_s, now_s + run_s
-                unknown.remove(job.key)
+            started = None
+            if not full.issuperset(shapes.of(job)):  # It contains those of most jobs of a long queue, at most moments.
+                devices = shapes.devices(job)
+                before = next((each for each in shadows if not each.devices.isdisjoint(devices)), None)
+                started = _start(nodes, job, before, now_s, total_s, full, shapes.of(job))
+            if started is not None:
+                run_s, taken = started
+                queue.start(job, taken)
+                heappush(ends, (now_s + run_s, next(numbers), job.key[0], taken))
+                if job.key in unknown:
+                    found[job.key] = now_s, now_s + run_s
+                    unknown.remove(job.key)
+                known = {}  # It may take what later jobs were to get.
+            elif not shapes.devices(job) <= reserved:
+                shadow = known.get(job.key) or _shadow(nodes, ends, job, shapes.devices(job))
+                if shadow is not None:
+                    shadows.append(shadow)
+                    reserved |= shadow.devices
         now_s = min(ends[0][0] if ends else inf, coming[0].in_s if coming else inf)
         if now_s == inf:
             break
@@ -258,12 +264,20 @@ class _Shapes:
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._of: dict[Key, tuple[int, ...]] = {}
+        self._devices: dict[Key, frozenset[str]] = {}
 
     def of(self, job: Waiter) -> tuple[int, ...]:
         """Return the shapes of the plans of a job, in their order."""
         found = self._of.get(job.key)
         if found is None:
             found = self._of[job.key] = tuple(self._number(plan.needs) for plan in job.plans)
+        return found
+
+    def devices(self, job: Waiter) -> frozenset[str]:
+        """Return the device types of all plans of a job."""
+        found = self._devices.get(job.key)
+        if found is None:
+            found = self._devices[job.key] = frozenset(need.device for plan in job.plans for need in plan.needs)
         return found
 
     def _number(self, needs: Iterable[Reservation]) -> int:
@@ -277,21 +291,24 @@ _Ends = list[tuple[float, int, str, tuple[Use, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class _Shadow:
-    """The shadow reservation of the first in line: when it can start, and what is free then beside its pods.
+    """The shadow reservation of a first in line: when it can start, and what is free then beside its pods.
 
-    ``start_s``: in seconds of simulated time. Another job that starts earlier must end before it, or fit into ``room``.
+    ``start_s``: in seconds of simulated time. Another job that starts earlier must end before it, or fit into ``room``,
+    if it may use one of ``devices``, the device types of this job.
     """
 
     key: Key
     start_s: float
     room: FreeNodes
+    devices: frozenset[str]
 
 
-def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
+def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter, devices: frozenset[str]) -> _Shadow | None:
     """Return the shadow reservation of a job that cannot start now; None if it never fits.
 
-    ``ends``: when the jobs that hold devices end. The reservation starts at the first of these ends after which the job
-    fits. A job that does not fit even after the last end waits for something else, and blocks no other job.
+    ``ends``: when the jobs that hold devices end. ``devices``: the device types of the job. The reservation starts at
+    the first of these ends after which the job fits. A job that does not fit even after the last end waits for
+    something else, and blocks no other job.
     """
     room = nodes.copy()
     for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):
@@ -299,5 +316,5 @@ def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
             room.give(taken)
         # On nodes that become free only then: what is free now is left for jobs that start before.
         if any(room.take(plan.needs, latest_first=True) is not None for plan in job.plans):
-            return _Shadow(job.key, end_s, room)
+            return _Shadow(job.key, end_s, room, devices)
     return None

@@ -159,6 +159,46 @@ def test_replacement_of_a_lost_pod_gets_its_device_back() -> None:
     on_two_nodes(body)
 
 
+def test_job_that_is_planned_again_with_the_same_plan_keeps_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: its reservation ended with the next event about it, because its plan was stored already."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        async def later(seconds: float) -> None:
+            operator.now += timedelta(seconds=seconds)
+            operator.queue.add(first)
+            await operator.watch(3.0)
+
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        for pod in await cluster.create_pods(first):
+            unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+            await cluster.api.merge(POD, "team-a", pod["metadata"]["name"], {"status": {"conditions": [unplaced]}})
+        await later(1.0)
+        await later(400.0)
+        assert operator.condition(first, "Admitted") == ("False", "StartTimedOut")
+        for pod in await cluster.api.find(POD, "team-a"):
+            await cluster.api.delete(POD, "team-a", pod["metadata"]["name"])
+        await operator.watch()
+        apply = cluster.api.apply
+
+        async def slow(kind: Kind, body: Json, *args: Any, **options: Any) -> Json:
+            await asyncio.sleep(20.0 if kind is STATEFUL_SET else 0.0)
+            return await apply(kind, body, *args, **options)
+
+        monkeypatch.setattr(cluster.api, "apply", slow)
+        await later(60.0)
+        await cluster.api.merge(DLJOB, *first, {"metadata": {"annotations": {"note": "of a user"}}})
+        await operator.watch(1.0)
+        second = cluster.submit("second", "team-b", second=1, **SPEC)
+        await operator.watch(5.0)
+        assert operator.planned(second) == "DeviceBusy"
+        await operator.watch(40.0)
+        assert operator.condition(first, "Admitted") == ("True", "Starting")
+        assert operator.planned(second) == "DeviceBusy"
+
+    on_two_nodes(body)
+
+
 def _pod(meta: Json) -> tuple[Kind, str, str]:
     return POD, meta["namespace"], meta["name"]
 

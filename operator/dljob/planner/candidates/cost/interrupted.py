@@ -55,4 +55,5 @@ def interrupted(found: Prediction, request: Request, workload: Workload, nodes: 
         cost_usd=None if found.cost_usd is None else found.cost_usd * longer,
         carbon_g=None if found.energy_J is None else request.carbon_g(found.energy_J * longer, total_s),
         interruptions=model.expected(total_s, nodes),
+        interruption_s=total_s - found.total_s,
     )
