@@ -155,8 +155,7 @@ class Trainer(DataCalls, ModelCalls):
 
         This works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
         """
-        usage_checks.check_max_norm(max_norm)
-        return self.parallel.clip(max_norm)
+        return self.parallel.clip(usage_checks.check_max_norm(max_norm))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients over micro-batches without reducing them over ranks.
