@@ -118,6 +118,7 @@ def test_activity_is_read_from_the_stack() -> None:
     of = activities.of_stack
     assert of(iter(["/usr/numpy/x.py", "/x/dltrain/batch/sampling.py", "/x/train.py"])) == "data"
     assert of(iter(["/x/torch/utils/data/dataloader.py", "/x/train.py"])) == "data"
+    assert of(iter(["/x/torchdata/stateful_dataloader/stateful_dataloader.py", "/x/train.py"])) == "data"
     assert of(iter(["/x/dltrain/checkpoint/store.py"])) == "checkpoint"
     assert of(iter(["/x/dltrain/comm/core/polling.py", "/x/dltrain/checkpoint/writer.py"])) is None, "it waits"
     assert of(iter(["/x/train.py", "/x/torch/nn/modules/module.py"])) is None
