@@ -28,6 +28,8 @@ from dltrain.reporting.evaluation import evaluate
 from dltrain.reporting.script_reports import busy, report, stop_requested
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from dltrain.train.trainer import Trainer
 
 __all__ = ["busy", "data", "evaluate", "init", "report", "stop_requested"]
@@ -39,7 +41,7 @@ def init(
     epochs: int = 10,
     seed: int = 0,
     collective: str = "Auto",
-    checkpoints: str | None = None,
+    checkpoints: "str | PathLike[str] | None" = None,
     precision: str = "FP32",
     activation_checkpointing: bool = False,
     strategy: str = "Data",

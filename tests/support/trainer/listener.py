@@ -65,6 +65,11 @@ class Listener:
             self._ended += 1
             self._changed.notify_all()
 
+    @property
+    def connections(self) -> int:
+        """Number of connections of ranks so far."""
+        return len(self._connections) - self._last
+
     def of(self, kind: type[T]) -> list[T]:
         """Return the messages of one kind so far."""
         return [message for message in self.messages if isinstance(message, kind)]

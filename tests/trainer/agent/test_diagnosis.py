@@ -249,7 +249,7 @@ def test_lowest_rank_that_reports_represents_a_script_without_the_api() -> None:
     ledger.record(Evaluated(rank=1, step=4, accuracy=0.5), 0.0)
     ledger.record(Evaluated(rank=2, step=4, accuracy=0.7), 0.0)
     assert ledger.report(0.0).accuracy == 0.5 and ledger.report(0.0).ranks == ()
-    ledger.begin_attempt(plan())
+    ledger.begin_attempt(plan(), 0.0)
     ledger.record(reported(2, 7), 0.0)
     assert ledger.report(0.0).step == 7, "in the next attempt, other ranks may report"
 

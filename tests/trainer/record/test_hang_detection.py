@@ -27,7 +27,7 @@ def step(rank: int, step_s: float = 0.1) -> Step:
 
 def after(*messages: tuple[float, RankMessage], hangs: int = 0) -> HangDetector:
     detector = HangDetector()
-    detector.begin_attempt(hangs)
+    detector.begin_attempt(hangs, 0.0)
     for at_s, message in messages:
         detector.record(message, at_s)
     return detector
@@ -94,6 +94,19 @@ def test_a_script_that_reports_may_pause_longer_because_its_evaluations_are_unkn
     assert found_s(after((0.0, reported(0, 0.1)), (1.0, busy))) == 1 + 1000 + REPORTED * HANG_MIN_S + 1
 
 
+def test_a_script_that_reports_once_in_each_long_epoch_is_healthy() -> None:
+    """Fixed bug: it was restarted 15 minutes after its first report, however long that took, and again each time."""
+    epoch_s = 1800.0
+    detector = after((epoch_s, reported(0, None)))
+    assert detector.hung(2 * epoch_s) is None
+    assert found_s(detector) == epoch_s + 3 * epoch_s + 1
+    detector.record(reported(0, epoch_s), 2 * epoch_s)
+    assert detector.hung(3.1 * epoch_s) is None
+    # A first report at the start of the training says nothing about the epochs.
+    limits = [found_s(after((1.0, reported(0, None)), hangs=hangs)) - 2 for hangs in range(3)]
+    assert limits == [START_DEADLINE_S, 3 * START_DEADLINE_S, 9 * START_DEADLINE_S]
+
+
 def test_a_rank_that_never_reports_is_never_hung() -> None:
     detector = after((0.0, reported(0, 0.1)))
     for second in range(1, 5000):
@@ -105,6 +118,7 @@ def test_activity_is_read_from_the_stack() -> None:
     of = activities.of_stack
     assert of(iter(["/usr/numpy/x.py", "/x/dltrain/batch/sampling.py", "/x/train.py"])) == "data"
     assert of(iter(["/x/torch/utils/data/dataloader.py", "/x/train.py"])) == "data"
+    assert of(iter(["/x/torchdata/stateful_dataloader/stateful_dataloader.py", "/x/train.py"])) == "data"
     assert of(iter(["/x/dltrain/checkpoint/store.py"])) == "checkpoint"
     assert of(iter(["/x/dltrain/comm/core/polling.py", "/x/dltrain/checkpoint/writer.py"])) is None, "it waits"
     assert of(iter(["/x/train.py", "/x/torch/nn/modules/module.py"])) is None

@@ -60,6 +60,16 @@ def test_logged_values_are_sorted_into_arguments() -> None:
     )  # fmt: skip
     assert found == {"loss": loss, "accuracy": torch.tensor(0.75), "val_loss": 1.5, "_steps": 4, "_9": 1.0}
     assert report_arguments({"val_acc": 0.5, "accuracy": 0.6}) == {"accuracy": 0.5, "_accuracy": 0.6}
+    # Fixed bug: the accuracy of training batches, which Lightning has first, was that of the job.
+    assert report_arguments({"accuracy": 0.6, "val_acc": 0.5}) == {"accuracy": 0.5, "_accuracy": 0.6}
+
+
+def test_logged_values_that_are_no_numbers_end_no_training() -> None:
+    """Fixed bug: an integer beyond the range of float, or a name that is no string, ended the script."""
+    assert report_arguments({"huge": 10**400, "nested": {"a": 1}, 3: 4, "none": None, "mine": 2}) == {
+        "_3": 4,
+        "mine": 2,
+    }
 
 
 def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
@@ -90,6 +100,20 @@ def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
         ("report", {"step": 2, **same}),
         ("checkpoint", {}),
     ]
+
+
+def test_logged_values_may_have_the_names_of_the_callbacks_arguments(calls: Calls) -> None:
+    """Fixed bug: a metric with the name state, trainer or self ended the training with a TypeError."""
+    from dltrain.integrations import huggingface, lightning
+
+    named = dict.fromkeys(("self", "args", "state", "trainer"), 1.0)
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=2, world_size=4)
+    state = SimpleNamespace(global_step=1, max_steps=10, epoch=0.5)
+    huggingface.ReportCallback().on_log(args, state, SimpleNamespace(), logs=named)
+    callback = lightning.ReportCallback()
+    callback._step = 1
+    callback.on_train_epoch_end(SimpleNamespace(current_epoch=0, callback_metrics=named), None)
+    assert [values | named == values for _, values in calls] == [True, True]
 
 
 def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
@@ -125,6 +149,45 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
     ]
 
 
+def test_lightning_tests_and_predictions_are_announced_and_their_metrics_reported(calls: Calls) -> None:
+    """Fixed bug: a test after the training, longer than the limit of a silence, counted as a hang."""
+    from dltrain.integrations import lightning
+
+    trainer = SimpleNamespace(current_epoch=3, sanity_checking=False, callback_metrics={"test_f1": 0.25})
+    for names in (("test_start",), ("test_batch_end",), ("predict_start",), ("predict_batch_end",), ("test_end",)):
+        callback = lightning.ReportCallback()
+        callback._step = 7
+        for name in names:
+            getattr(callback, f"on_{name}")(trainer, None)
+    assert calls == [
+        *[("evaluation", {})] * 4,
+        ("report", {"step": 7, "steps": None, "epoch": 3, "test_f1": 0.25}),
+    ]
+
+
+def test_lightning_metrics_of_training_steps_are_reported_at_these_steps(calls: Calls) -> None:
+    """Fixed bug: they came after the epoch only, which of a language model is the whole training."""
+    from dltrain.integrations.lightning import ReportCallback
+
+    callback, logged = ReportCallback(), {"accuracy": torch.tensor(0.9), "rare": torch.tensor(7)}
+    trainer = SimpleNamespace(
+        global_step=0, current_epoch=0, sanity_checking=False, accumulate_grad_batches=1, callback_metrics=logged
+    )
+    for step in (1, 2):
+        trainer.global_step = step
+        logged |= {"train_loss": torch.tensor(0.5), "perplexity": torch.tensor(float(step))}
+        callback.on_train_batch_end(trainer, None, {"loss": torch.tensor(1.0)}, None, step - 1)
+    logged["val_acc"] = torch.tensor(0.25)
+    callback.on_validation_end(trainer, None)
+    callback.on_train_epoch_end(trainer, None)
+    same = {"steps": None, "epoch": 0}
+    assert calls == [
+        ("report", {"step": 1, **same, "loss": 1, "perplexity": 1, "rare": 7}),
+        ("report", {"step": 2, **same, "loss": 1, "perplexity": 2}),
+        ("report", {"step": 2, **same, "accuracy": 0.25, "_accuracy": torch.tensor(0.9)}),
+    ]
+
+
 def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls: Calls) -> None:
     """Fixed bug: a GAN reported two steps for each batch, so that its progress ended at 200 %."""
     from dltrain.integrations.lightning import ReportCallback
@@ -141,8 +204,8 @@ def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls:
     callback.on_validation_end(trainer, module)
     same = {"steps": 2, "epoch": 0}
     assert calls == [
-        ("report", {"step": 1, **same, "loss": None}),
-        ("report", {"step": 2, **same, "loss": None}),
+        ("report", {"step": 1, **same}),
+        ("report", {"step": 2, **same}),
         ("report", {"step": 2, **same, "accuracy": 0.5}),
     ]
     trainer.max_steps = 8
@@ -163,11 +226,20 @@ def test_trainers_stop_with_a_checkpoint_when_the_job_asks(calls: Calls, monkeyp
     huggingface.ReportCallback().on_step_end(args, SimpleNamespace(global_step=1, max_steps=-1, epoch=0.5), control)
     assert control.should_save and control.should_training_stop and calls[-1] == ("checkpoint", {})
     saved: list[str] = []
+    loop = SimpleNamespace(min_epochs=5, epoch_loop=SimpleNamespace(min_steps=900))
     trainer = SimpleNamespace(
-        global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append, accumulate_grad_batches=1
-    )
-    lightning.ReportCallback().on_train_batch_end(trainer, None, {"loss": 0.5}, None, 0)
+        global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append, accumulate_grad_batches=1,
+        fit_loop=loop, limit_val_batches=1.0, callback_metrics={},
+    )  # fmt: skip
+    callback = lightning.ReportCallback()
+    callback.on_train_batch_end(trainer, None, {"loss": 0.5}, None, 0)
     assert trainer.should_stop and saved == ["/volume/job/stopped.ckpt"]
+    # Fixed bug: Lightning trained on until min_epochs and min_steps, and saved a checkpoint after each step.
+    assert not loop.min_epochs and not loop.epoch_loop.min_steps
+    # Fixed bug: Lightning validated before it stopped, in the seconds until the ranks are killed.
+    assert trainer.limit_val_batches == 0
+    callback.on_train_end(trainer, None)
+    assert trainer.limit_val_batches == 1.0, "for evaluations by the script"
 
 
 def test_lightning_callback_is_of_the_package_that_the_script_uses(
@@ -195,3 +267,14 @@ def test_accelerate_tracker(calls: Calls) -> None:
         ("report", {**same, "epoch": 1, "loss": 0.5}),
         ("report", {**same, "epoch": None, "accuracy": 0.75}),
     ]
+
+
+def test_accelerate_values_without_a_step_are_named_once(calls: Calls) -> None:
+    """Fixed bug: the job stayed at step 0, and nothing said why."""
+    from dltrain.integrations.accelerate import ReportTracker
+
+    with pytest.warns(UserWarning, match=r"accelerator\.log: found no step; expected step=N") as found:
+        tracker = ReportTracker()
+        tracker.log({"loss": 0.5})
+        tracker.log({"loss": 0.25})
+    assert len(found) == 1 and [values["step"] for _, values in calls] == [0, 0]

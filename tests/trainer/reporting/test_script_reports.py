@@ -149,6 +149,46 @@ def test_tensors_are_read_for_an_update_only_and_not_by_the_thread() -> None:
     assert isinstance(step, Step) and step.loss == 99.0 and reads == [1]
 
 
+def test_report_of_a_signal_handler_may_interrupt_another_one(tmp_path: Path) -> None:
+    """Fixed bug: the script waited without end for its own lock if the signal came while a tensor was read."""
+    script = """import dltrain, signal
+signal.alarm(60)
+signal.signal(signal.SIGUSR1, lambda *_: dltrain.report(step=2, loss=0.25, note=7))
+class Loss:
+    def __float__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return 0.5
+dltrain.report(step=1, loss=Loss(), other=1)
+"""
+    with Listener(tmp_path) as agent:
+        ended = bare(script, **{SOCKET_ENV: agent.path})
+        assert ended.returncode == 0, ended
+        agent.wait_for_ends()
+    assert (agent.of(Step)[-1].step, agent.of(Step)[-1].loss) == (2, 0.25)
+    assert {name: value for logged in agent.of(Logged) for name, value in logged.values.items()} == {
+        "other": 1,
+        "note": 7,
+    }
+
+
+def test_first_reports_of_several_threads_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Fixed bug: each of the threads made a connection to the agent, whose request to stop came to one of them."""
+    script = """import dltrain, sys, threading
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8)
+def first(step):
+    barrier.wait()
+    dltrain.report(step=step)
+threads = [threading.Thread(target=first, args=(step,)) for step in range(1, 9)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    with Listener(tmp_path) as agent:
+        assert bare(script, **{SOCKET_ENV: agent.path}).returncode == 0
+        agent.wait_for_ends()
+        assert agent.connections == 1 and agent.of(Step)
+
+
 def test_last_tensors_arrive_although_the_thread_has_sent_their_step() -> None:
     """Fixed bug: a last accuracy on a GPU was lost if the script did other work before its end."""
     training, _ = progress()
@@ -216,6 +256,26 @@ def test_invalid_counts_are_named_once_and_end_nothing(value: Any) -> None:
     assert isinstance(step, Step)
     assert (step.step, step.steps, step.epoch, step.samples_per_s) == (3, 10, 3, 8.0)
     assert [text.partition(": found ")[0] for text in warnings] == ["step", "steps", "epoch", "samples"]
+
+
+def test_object_that_fails_as_a_number_ends_nothing() -> None:
+    """Fixed bug: its exception ended the script, or the thread that sends reports, so that the rank counted as hung."""
+
+    class Metric:
+        def __float__(self) -> float:
+            raise KeyError("not computed yet")
+
+        def __int__(self) -> int:
+            raise KeyError("not computed yet")
+
+        def detach(self) -> None:
+            raise KeyError("not computed yet")
+
+    training, warnings = progress()
+    add(training, 0.0, 1, steps=Metric(), loss=Metric(), accuracy=Metric(), metrics={"f1": Metric(), "bleu": 3})
+    found = messages(training)
+    assert [message.type for message in found] == ["step", "logged"] and len(warnings) == 4
+    assert found[1] == Logged(rank=0, step=1, values={"bleu": 3.0})
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), "long", None, [1, 2]])

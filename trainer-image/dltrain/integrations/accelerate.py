@@ -1,5 +1,6 @@
 """Report the progress of a loop with Hugging Face Accelerate: ``Accelerator(log_with=ReportTracker(steps=1000))``."""
 
+import warnings
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
@@ -22,6 +23,8 @@ class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker d
     def __init__(self, steps: int | None = None, samples: int | None = None) -> None:
         super().__init__()
         self._steps, self._samples, self._step = steps, samples, 0
+        self._counts = False
+        """True once a step was given, or its absence was named in a warning."""
 
     @property
     def tracker(self) -> "ReportTracker":
@@ -33,6 +36,13 @@ class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker d
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Report ``values`` to the job as those after ``step`` completed steps; None: the step of the last call."""
+        if step is None and not self._counts:
+            warnings.warn(
+                "accelerator.log: found no step; expected step=N, the number of completed steps. Without it, the job "
+                "stays at step 0. Call accelerator.log(values, step=N)",
+                stacklevel=2,
+            )
+        self._counts = True
         self._step = self._step if step is None else step
         found = report_arguments(values)
         report(step=self._step, steps=self._steps, epoch=values.get("epoch"), samples=self._samples, **found)

@@ -46,7 +46,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # The type checker
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._report(args, state)
 
-    def _report(self, args: Any, state: Any, **values: Any) -> None:
+    def _report(self, args: Any, state: Any, /, **values: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = state.max_steps if state.max_steps > 0 else None
         report(step=state.global_step, steps=steps, epoch=state.epoch, samples=samples, **values)

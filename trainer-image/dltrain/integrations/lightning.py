@@ -24,7 +24,7 @@ STOPPED = "stopped.ckpt"
 class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does not see the library.
     """Report each step with its loss, and the metrics that the module logs, on every rank.
 
-    Validation and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
+    Evaluations and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
     the script to stop, the callback saves the checkpoint ``stopped.ckpt`` in $DLJOB_CHECKPOINT_DIR or the trainer's
     folder, and ``fit`` returns.
     """
@@ -33,8 +33,10 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         self._evaluation = EvaluationBatches()
         self._steps: int | None = None
         self._step = 0
-        self._validated: tuple[int, frozenset[str]] = (0, frozenset())
-        """The step of the last validation, and the names of the values that were reported then."""
+        self._reported: dict[str, Any] = {}
+        """The last reported values, by argument of ``report``. Lightning makes a new tensor for each value."""
+        self._limit: Any = None
+        """The trainer's ``limit_val_batches`` before the job has asked the script to stop; None: it has not."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         steps = trainer.estimated_stepping_batches
@@ -51,15 +53,27 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None and not _updates_by_itself(pl_module):
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by this number.
-        self._report(trainer, loss=loss)
+        values = self._new(trainer) if loss is None else self._new(trainer) | {"loss": loss}
+        values.pop("accuracy", None)  # That of a batch is not one on held-out data.
+        self._report(trainer, **values)
         if stop_requested():
-            folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
-            trainer.save_checkpoint(os.path.join(folder, STOPPED))  # noqa: PTH118 - it may be a URL.
-            trainer.should_stop = True
+            self._stop(trainer)
+
+    def _stop(self, trainer: Any) -> None:
+        """Save a checkpoint and stop after this step, without a validation, for which the time may not suffice."""
+        folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
+        trainer.save_checkpoint(os.path.join(folder, STOPPED))  # noqa: PTH118 - it may be a URL.
+        trainer.should_stop = True
+        loop = trainer.fit_loop
+        loop.min_epochs = loop.epoch_loop.min_steps = None  # Lightning would go on until these are reached.
+        self._limit, trainer.limit_val_batches = trainer.limit_val_batches, 0
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._limit is not None:
+            self._limit, trainer.limit_val_batches = None, self._limit
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        step, names = self._validated
-        self._log(trainer, without=names if step == self._step else frozenset())
+        self._log(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._announce(trainer)
@@ -69,7 +83,22 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            self._validated = self._step, self._log(trainer)
+            self._log(trainer)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._announce(trainer)
+
+    def on_test_batch_end(self, trainer: Any, *arguments: Any, **kwargs: Any) -> None:
+        self._announce(trainer)
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log(trainer)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._announce(trainer)
+
+    def on_predict_batch_end(self, trainer: Any, *arguments: Any, **kwargs: Any) -> None:
+        self._announce(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         busy("checkpoint", CHECKPOINT_S)
@@ -78,19 +107,20 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         if not trainer.sanity_checking:
             self._evaluation.announce()
 
-    def _log(self, trainer: Any, without: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Report the metrics that the module has logged, except the loss of a step and the names in ``without``.
-
-        Return the names of the metrics that were reported.
-        """
-        values = report_arguments(trainer.callback_metrics)
-        # The loss of the last step has been reported.
-        values = {name: value for name, value in values.items() if name != "loss" and name not in without}
+    def _log(self, trainer: Any) -> None:
+        """Report the values that the module has logged since the last report, except the loss of a step."""
+        values = self._new(trainer)
+        values.pop("loss", None)
         if values and self._step:
             self._report(trainer, **values)
-        return frozenset(values)
 
-    def _report(self, trainer: Any, **values: Any) -> None:
+    def _new(self, trainer: Any) -> dict[str, Any]:
+        """Return what the module has logged, as arguments of ``report``, without the values reported already."""
+        found = report_arguments(trainer.callback_metrics)
+        return {name: value for name, value in found.items() if value is not self._reported.get(name)}
+
+    def _report(self, trainer: Any, /, **values: Any) -> None:
+        self._reported |= values
         report(step=self._step, steps=self._steps, epoch=trainer.current_epoch, **values)
 
 

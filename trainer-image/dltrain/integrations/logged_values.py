@@ -2,9 +2,10 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from dltrain.protocol.metric_values import NO_NUMBER
 from dltrain.reporting.script_reports import busy
 
 CHECKPOINT_S = 1800.0
@@ -22,19 +23,18 @@ _INVALID = re.compile(r"[^A-Za-z0-9_./-]")
 def report_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the ``values`` that a library logged to the arguments loss, accuracy and metrics of ``dltrain.report``.
 
-    Values that are not numbers are left out, as are those that the library computes from the progress, such as rates.
+    The loss is the first of ``_LOSSES`` among them, and the accuracy the first of ``_ACCURACIES``. Values that are not
+    numbers are left out, as are those that the library computes from the progress, such as rates.
     """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if _SUMMARIES.fullmatch(name) or not _is_number(value):
-            continue
-        if name in _LOSSES and "loss" not in found:
-            found["loss"] = value
-        elif name in _ACCURACIES and "accuracy" not in found:
-            found["accuracy"] = value
-        else:
-            found[_metric(name)] = value
-    return found
+    numbers = {
+        str(name): value for name, value in values.items() if _is_number(value) and not _SUMMARIES.fullmatch(str(name))
+    }
+    arguments = {_first(_LOSSES, numbers): "loss", _first(_ACCURACIES, numbers): "accuracy"}
+    return {arguments.get(name) or _metric(name): value for name, value in numbers.items()}
+
+
+def _first(names: Iterable[str], among: Container[str]) -> str:
+    return next((name for name in names if name in among), "")
 
 
 def _metric(name: str) -> str:
@@ -59,7 +59,7 @@ def _is_number(value: Any) -> bool:
         return bool(value.numel() == 1)
     try:
         float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except NO_NUMBER:
         return False
     return True
 

@@ -19,6 +19,7 @@ _PLACES: "tuple[tuple[str, Activity], ...]" = (
     ("/dltrain/batch/sampling.py", "data"),
     ("/dltrain/batch/sharding.py", "data"),
     ("/torch/utils/data/", "data"),
+    ("/torchdata/stateful_dataloader/", "data"),
     ("/dltrain/checkpoint/", "checkpoint"),
     ("/torch/serialization.py", "checkpoint"),
 )

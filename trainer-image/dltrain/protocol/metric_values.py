@@ -14,8 +14,9 @@ copies of the bounds in ``dlcontract``, because importing that package would nee
 LARGEST = 1e300
 MIN_SILENCE_S, MAX_SILENCE_S = 1e-3, 86_400.0
 """Bounds in seconds of the silence that a script may announce (``rank_messages.Busy``)."""
-NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
-"""Exceptions of ``float`` and ``int`` for values, also tensors, that are no number, or too large."""
+NO_NUMBER = (Exception,)
+"""Exceptions of ``float`` and ``int`` for values of a script that are no number, or too large. The method ``__float__``
+of an object may raise any."""
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
 

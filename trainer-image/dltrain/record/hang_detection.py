@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 
+from dltrain.protocol.metric_values import MAX_SILENCE_S
 from dltrain.protocol.rank_messages import Activity, Busy, Hello, RankMessage, Step, Working
 
 HANG_MIN_S = 30.0
@@ -35,13 +36,19 @@ The agent does not learn of the evaluations and other work between their steps.
 HANG_MAX_S = 900.0
 """Upper bound of the time limit of a rank's silence in seconds.
 
-Only ten median steps, announced work and time in which ranks or agents could not run may exceed it.
+Only ten median steps, announced work, time in which ranks or agents could not run, and the time between the first two
+reports of a script may exceed it.
 """
 START_DEADLINE_S = 900.0
 """Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
 time."""
 ACTIVITY_LIMITS_S: Mapping[Activity, float] = {"compilation": 900.0, "data": 600.0, "checkpoint": 600.0}
 """Maximum seconds between two progress updates of a rank while it does this work, by the kind of the work."""
+FIRST_REPORT = 3.0
+"""Minimum ratio of the time limit to the time until the first report of a script, before there is an interval.
+
+A script may report once in each epoch. An epoch with its evaluation hardly takes three times as long as the first one.
+"""
 MOST_EXCUSED = 10.0
 SILENCES, REFRESH = 1024, 32
 """Number of last silences from which the 99th percentile is computed, and number of new silences until the next time.
@@ -72,6 +79,8 @@ class _Rank:
     stepped: bool = False
     reports: bool = False
     """True if the rank's updates are from ``dltrain.report``."""
+    interval_unknown: bool = False
+    """True if the rank has reported only once, so that the time between its reports is unknown."""
 
 
 class HangDetector:
@@ -89,15 +98,18 @@ class HangDetector:
         self._fresh = 0
         self._p99_s = 0.0
         self._factor = 1.0
+        self._began_s = inf
         self._resumed_s = -inf
         """Time at which a rank last ended announced work. The ranks that waited for this rank continue then."""
 
-    def begin_attempt(self, hangs: int) -> None:
+    def begin_attempt(self, hangs: int, now_s: float) -> None:
         """Begin an attempt (a launch of all ranks): forget the previous ranks, and set the factor of the time limits.
 
         ``hangs``: number of restarts of the job so far because of a hang. Each of them raises the time limits.
+        ``now_s``: present time.
         """
         self._ranks.clear()
+        self._began_s = now_s
         self._resumed_s = -inf
         self._factor = RAISE ** min(hangs, 10)
 
@@ -127,7 +139,11 @@ class HangDetector:
             case Step():
                 if rank.stepped and not pausing and not self._pausing(now_s):
                     self._seen(now_s - max(rank.heard_s, self._resumed_s))
-                rank.base_s, rank.reports = _base_s(message), message.reported
+                rank.reports, rank.interval_unknown = message.reported, message.reported and message.interval_s is None
+                if rank.interval_unknown:
+                    rank.base_s = max(START_DEADLINE_S, FIRST_REPORT * (now_s - self._began_s))
+                else:
+                    rank.base_s = _base_s(message)
                 rank.stepped, rank.announced_s = True, None
             case Busy():
                 rank.announced_s = max(
@@ -176,7 +192,8 @@ class HangDetector:
         """Return the time limit in seconds of a rank's silence while it does no work that it has announced."""
         if not rank.stepped:
             return rank.base_s
-        return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s(rank))
+        most_s = MAX_SILENCE_S if rank.interval_unknown else HANG_MAX_S
+        return max(rank.base_s, min(most_s, rank.base_s * self._factor), self._floor_s(rank))
 
     def _seen(self, silence_s: float) -> None:
         self._silences.append(silence_s)
@@ -188,6 +205,6 @@ class HangDetector:
 
 def _base_s(step: Step) -> float:
     """Return the time limit of a rank's silence in seconds that follows from the step times in its progress update."""
-    if step.reported:  # A script may report after many steps only, such as once in each epoch.
-        return START_DEADLINE_S if step.interval_s is None else HANG_STEPS * step.interval_s
+    if step.interval_s is not None:  # A script may report after many steps only, such as once in each epoch.
+        return HANG_STEPS * step.interval_s
     return HANG_STEPS * (step.step_s if step.typical_s is None else step.typical_s)

@@ -156,12 +156,15 @@ class Ledger:
         last = self._step or self._before
         return last.step if last is not None else 0
 
-    def begin_attempt(self, plan: Plan) -> None:
-        """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks."""
+    def begin_attempt(self, plan: Plan, now_s: float) -> None:
+        """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks.
+
+        ``now_s``: present time on a monotonic clock.
+        """
         self._placed = plan
         self.restarts = dict(Counter(self.restarts) + Counter({reasons.POD_STOPPED: self._stops}))
         self._stops = 0
-        self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0))
+        self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0), now_s)
         self._measures.clear()
         self._found.clear()
         self._reporting.clear()

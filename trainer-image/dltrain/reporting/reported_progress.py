@@ -4,6 +4,7 @@ A progress update is a dictionary with the fields of ``protocol.rank_messages.St
 module does not import these classes, because they need pydantic, and scripts may lack it.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -186,6 +187,8 @@ class ReportedProgress:
         Return an empty list if there was no report. ``tensors``: False to leave out values that are tensors; the next
         call with True returns them, also without another report. A thread other than the script's must pass False: it
         must not make a GPU finish its work, because that would end a capture of a CUDA graph.
+
+        Each value is taken before it is read: meanwhile, a signal handler of the script may add a report.
         """
         if self._step < 0:  # The first report may have had no valid step.
             return []
@@ -197,7 +200,8 @@ class ReportedProgress:
 
         self._changed = False
         if self._loss is not None and ready(self._loss):
-            self._loss_value, self._loss = self._checks.number("loss", self._loss), None
+            loss, self._loss = self._loss, None
+            self._loss_value = self._checks.number("loss", loss)
         found: list[Update] = [self._step_update()]
         evaluations, self._evaluations = self._evaluations, deque(maxlen=MAX_EVALUATIONS)
         for step, accuracy in evaluations:
@@ -211,9 +215,12 @@ class ReportedProgress:
             else:
                 self._warn_about_percentage(number)
                 self._metrics["accuracy"] = number
+        metrics, self._metrics = self._metrics, {}
         values: dict[str, float] = {}
-        for name in [name for name, value in self._metrics.items() if ready(value)]:
-            if (metric := self._checks.metric(name, self._metrics.pop(name))) is not None:
+        for name, value in metrics.items():
+            if not ready(value):
+                self._metrics.setdefault(name, value)
+            elif (metric := self._checks.metric(name, value)) is not None:
                 values[name] = metric
         if values:
             found.append({"type": "logged", "rank": self._rank, "step": self._step, "values": values})
@@ -269,7 +276,9 @@ def detached(value: Any) -> Any:
     it sets to zero. The copy does not wait for a GPU. A tensor that is divided among ranks is not copied, because that
     could wait for the other ranks.
     """
-    return value.detach().clone() if _is_tensor(value) and not is_divided(value) else value
+    with contextlib.suppress(Exception):  # an object of the script that is no tensor
+        return value.detach().clone() if _is_tensor(value) and not is_divided(value) else value
+    return value
 
 
 def line(updates: list[Update]) -> str:

@@ -69,7 +69,7 @@ class ScriptReports:
         samples = _number(environ, "DLJOB_GLOBAL_BATCH_SIZE", default=0) or None
         self._progress = ReportedProgress(self._rank, world_size, samples, self._warn)
         self._path = environ.get(SOCKET_ENV)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler of the script may report while a tensor is read for a report.
         self._updated_s = float("-inf")
         self._queue: deque[Update] = deque(maxlen=MAX_QUEUED)
         self._wake = threading.Event()
@@ -222,6 +222,8 @@ def _analyzed(rank: int, step: int, analysis: "Analysis") -> Update:
 
 
 _reports: ScriptReports | None = None
+_making = threading.RLock()
+"""Held while ``_reports`` is made, so that several threads do not make two."""
 _calls_before_report = 0
 """Number of calls of ``stop_requested`` before the first report."""
 _trainer: Trainer | None = None
@@ -273,7 +275,8 @@ def report(
             _trainer.log(accuracy=accuracy, **metrics)
         return
     if _reports is None:
-        _reports = ScriptReports(os.environ)
+        with _making:
+            _reports = _reports or ScriptReports(os.environ)
     _reports.add(step, steps, loss, epoch, accuracy, samples, metrics)
 
 

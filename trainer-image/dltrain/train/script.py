@@ -1,6 +1,7 @@
 """The implementation of ``dltrain.init``. It also ensures that the run ends when the script's interpreter exits."""
 
 import atexit
+import os
 import signal
 import sys
 from functools import partial
@@ -74,7 +75,7 @@ def init_script(
     epochs: int,
     seed: int,
     collective: str,
-    checkpoints: str | None,
+    checkpoints: str | os.PathLike[str] | None,
     precision: str,
     activation_checkpointing: bool,
     strategy: str,

@@ -76,7 +76,7 @@ def local_plan(
     epochs: int,
     seed: int,
     collective: str,
-    checkpoints: str | None,
+    checkpoints: str | os.PathLike[str] | None,
     model: ModelRef | None = None,
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
@@ -142,8 +142,9 @@ def local_plan(
     )
 
 
-def _local_checkpoints(place: str | None) -> CheckpointRef:
-    """Return where a local run keeps its checkpoints. ``place``: a directory, an s3:// URI, or None for none."""
+def _local_checkpoints(given: str | os.PathLike[str] | None) -> CheckpointRef:
+    """Return where a local run keeps its checkpoints. ``given``: a directory, an s3:// URI, or None for none."""
+    place = None if given is None else os.fspath(given)
     if place is None or not place.startswith("s3://"):
         return CheckpointRef(enabled=place is not None, directory=place or ".", choose_interval=True)
     scratch = Path(tempfile.gettempdir()) / f"dltrain-checkpoints-{os.getuid()}"

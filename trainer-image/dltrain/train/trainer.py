@@ -93,6 +93,15 @@ class Trainer(DataCalls, ModelCalls):
         self._first, self._passed = 0, False
         """First step of this process; True once ``steps`` has yielded all steps: another call is then a mistake."""
 
+    @property
+    def end_of_step(self) -> bool:
+        """Return True if ``optimizer.step()`` updates the model after the current batch.
+
+        It is False in all micro-batches of a step but the last one. Work that must follow each update, such as that of
+        averaged weights, belongs under ``if t.end_of_step``.
+        """
+        return not self._step.partial
+
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
     ) -> tuple[Model, Opt]:
@@ -155,8 +164,7 @@ class Trainer(DataCalls, ModelCalls):
 
         This works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
         """
-        usage_checks.check_max_norm(max_norm)
-        return self.parallel.clip(max_norm)
+        return self.parallel.clip(usage_checks.check_max_norm(max_norm))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients over micro-batches without reducing them over ranks.

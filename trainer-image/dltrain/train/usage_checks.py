@@ -15,7 +15,7 @@ from dlcontract import DATASET_VARIABLE, Plan
 from dltrain.elastic.team import Team
 from dltrain.models.deferred import initial_values
 from dltrain.protocol.errors import BadInputError, MisuseError
-from dltrain.protocol.metric_values import NO_NUMBER
+from dltrain.protocol.metric_values import NO_NUMBER, shown
 
 NO_UPDATE = (
     "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
@@ -95,6 +95,15 @@ def check_function(what: str, given: Any) -> None:
         raise MisuseError(f"{what}: found {type(given).__name__}; expected a function. Pass lambda: Net(…)")
 
 
+def check_tensor(call: str, given: Any, kind: str = "") -> None:
+    """Raise MisuseError unless ``given``, the argument of ``call``, is a tensor.
+
+    ``kind``: which tensor, for the error.
+    """
+    if not isinstance(given, Tensor):
+        raise MisuseError(f"{call}: found {type(given).__name__}; expected a tensor{kind}")
+
+
 def number(loss: Any) -> Tensor:
     """Return the ``loss`` that a script logs as a tensor of shape () without gradient.
 
@@ -106,6 +115,8 @@ def number(loss: Any) -> Tensor:
         raise MisuseError(f"t.log: loss: found {type(loss).__name__}; expected a number") from None
     if found.numel() != 1:
         raise MisuseError(f"t.log: loss: found shape {tuple(found.shape)}; expected one number, the batch's mean")
+    if found.is_complex():
+        raise MisuseError("t.log: loss: found a complex number; expected a real one, such as its absolute value")
     return found.reshape(())
 
 
@@ -203,10 +214,28 @@ def warn_of_a_second_pass(step: int) -> None:
     )
 
 
-def check_max_norm(max_norm: float) -> None:
-    """Raise MisuseError if ``max_norm`` is not a finite number above 0."""
-    if not 0 < max_norm < inf:
-        raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}; expected a finite number above 0")
+def check_tokens(tokens: Any) -> float:
+    """Return ``tokens``, the argument of ``t.weigh``, as a number. Raise MisuseError unless it is 0 or more."""
+    if (found := _number(tokens)) is None or not 0 <= found < inf:
+        what = shown(tokens) if found is None else tokens
+        raise MisuseError(f"t.weigh: found {what} tokens; expected the number of tokens in the loss, 0 or more")
+    return found
+
+
+def check_max_norm(max_norm: Any) -> float:
+    """Return ``max_norm`` as a number. Raise MisuseError if it is not a finite number above 0."""
+    if (found := _number(max_norm)) is None or not 0 < found < inf:
+        what = shown(max_norm) if found is None else max_norm
+        raise MisuseError(f"t.clip_gradients: max_norm: found {what}; expected a finite number above 0")
+    return found
+
+
+def _number(given: Any) -> float | None:
+    """Return ``given`` as a number, and None if it is a text or no number."""
+    try:
+        return None if isinstance(given, str | bytes) else float(given)
+    except NO_NUMBER:
+        return None
 
 
 def dataset_path(plan: Plan) -> Path:

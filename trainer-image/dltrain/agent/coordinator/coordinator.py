@@ -257,7 +257,7 @@ class Coordinator:
         attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", time.monotonic())
         self.job.attempt = attempt
         self.job.outputs.clear()
-        self.job.ledger.begin_attempt(plan)
+        self.job.ledger.begin_attempt(plan, time.monotonic())
         self.job.account.history.begin_attempt(self.job.plan, plan, time.time())
         self.job.prepared.clear()
         faults, trained_s = self.job.account.history.lost, self.job.account.history.trained_s

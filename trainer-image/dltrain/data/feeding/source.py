@@ -156,7 +156,7 @@ class Source:
                 f"dataset: found a {type(dataset).__name__} with the keys {keys}; expected a dataset of samples 0, 1, "
                 "…. Pass one of its values, such as dataset['train'], or a tuple of its tensors"
             )
-        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, str | bytes):
             self.samples = len(dataset)
         else:
             raise MisuseError(

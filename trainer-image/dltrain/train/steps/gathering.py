@@ -69,9 +69,10 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
     ``rows``: this rank's n rows, one per sample, with shape (n, …). N is the sum of n over all ranks. ``participants``:
     the functions that communicate with the other ranks. Gradients flow through the result.
 
-    Raise MisuseError if ``rows`` is a single number. If ranks are lost and the others can continue, the step is
-    abandoned, and this function returns arbitrary rows. If they cannot continue, raise PeerLostError.
+    Raise MisuseError if ``rows`` is no tensor, or a single number. If ranks are lost and the others can continue, the
+    step is abandoned, and this function returns arbitrary rows. If they cannot continue, raise PeerLostError.
     """
+    usage_checks.check_tensor("t.gather", rows, " with a row for each sample")
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
     if participants.lost() is None:
@@ -84,9 +85,10 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
 def averaged(value: Tensor, participants: Participants) -> Tensor:
     """Return the mean of ``value`` over ranks, weighted by the ranks' weights in ``participants``, without gradient.
 
-    The result has the dtype of ``value``, or float32 for integers. Raise PeerLostError if ranks are lost and the others
-    cannot continue.
+    The result has the dtype of ``value``, or float32 for integers. Raise MisuseError if ``value`` is no tensor, and
+    PeerLostError if ranks are lost and the others cannot continue.
     """
+    usage_checks.check_tensor("t.mean", value)
     if value.is_complex():
         return torch.view_as_complex(averaged(torch.view_as_real(value.detach().resolve_conj()), participants))
     weight = participants.weight() if participants.counts else 0.0

@@ -159,10 +159,9 @@ class Step:
         Raise MisuseError for a negative or infinite number, and if the backward pass has begun.
         """
         usage_checks.check_divides_samples("t.weigh", self._team.plan)
-        if not 0 <= tokens < inf:
-            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the loss, 0 or more")
+        counted = usage_checks.check_tokens(tokens)
         # A rank without samples computes a sample of another rank. This sample must not count twice.
-        self.weight = float(tokens) if self.weight_by_samples else 0.0
+        self.weight = counted if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
         self._weighed += 1
         self._team.parallel.share(WEIGHED, (1.0, self._tokens_before + self.weight))

@@ -147,9 +147,10 @@ def train_on_all_ranks(
         trainer.schedule(StepLR(opt, 3, 0.5))
     count, ends = 0, 0
     for x, y in trainer.steps(trainer.loader(data), accumulate=True):
-        count += 1
+        count, before = count + 1, trainer.step
         body(net, opt, x, y, case, trainer)
         ends += trainer.end_of_epoch
+        assert trainer.end_of_step == (trainer.step > before), "a step ends once, not in every micro-batch"
     assert ends == STEPS // -(-SAMPLES // sum(shares)), "an epoch ends once, not in every micro-batch"
     noise[micro_batches] = [value for section in trainer.noise.state()[1] for value in section]
     trainer.close()
