@@ -4,12 +4,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from dltrain.builtin import probe
 from dltrain.builtin.probe import compute_points
-from dltrain.timing.step_times import MAX_WINDOW, MIN_WINDOW, Times, Window
+from dltrain.timing.step_times import BLOCK_S, MIN_WINDOW, WINDOW_S, Times, Window
 from dltrain.timing.stopwatch import BUDGET_WINDOW_S, Budget, Lap
 
 
@@ -26,21 +28,58 @@ def test_mean_of_short_steps_spans_several_periods_of_a_quota(count: int) -> Non
     """Fixed bug: the mean of 50 steps of a millisecond was that of half a period, with or without its pause."""
     window = Window()
     for i in range(count):
-        window.add(Times(0.0, 0.001 if i % 50 else 0.051, 0.0), 8)
+        window.add(Times(0.0, 0.001 if i % 50 else 0.051, 0.0), 8, 8)
     assert window.step_s == pytest.approx(0.002, rel=0.1)
     assert window.measure(0, "cpu", 8).compute_s == pytest.approx(window.step_s)
 
 
-@pytest.mark.parametrize(("step_s", "steps"), [(1.0, MIN_WINDOW), (0.01, 100), (1e-5, MAX_WINDOW)])
-def test_mean_follows_a_change_of_the_step_time(step_s: float, steps: int) -> None:
+@pytest.mark.parametrize("ends_s", [20.0, 20.5, 21.0, 22.0, 23.5])
+def test_mean_of_short_steps_spans_a_load_that_comes_and_goes_within_seconds(ends_s: float) -> None:
+    """Fixed bug: the mean was that of a second. It had all or nothing of a load that takes one of four seconds."""
+    window, now_s = Window(), 0.0
+    while now_s < ends_s:
+        step_s = 0.008 if now_s % 4 < 1 else 0.004
+        window.add(Times(0.0, step_s, 0.0), 8, 8)
+        now_s += step_s
+    assert window.step_s == pytest.approx(4 / (1 / 0.008 + 3 / 0.004), rel=0.1)
+
+
+@pytest.mark.parametrize("step_s", [1.0, 0.01, 1e-3])
+def test_mean_follows_a_change_of_the_step_time(step_s: float) -> None:
     window = Window()
-    for _ in range(2000):
-        window.add(Times(0.0, 7.0, 0.0), 8)
+    for _ in range(200):
+        window.add(Times(0.0, 7.0, 0.0), 8, 8)
         window.add_exposed([0.0])
-    for _ in range(steps + 1):
-        window.add(Times(0.0, 0.0, step_s), 8)
+    for _ in range(max(MIN_WINDOW, round((WINDOW_S + BLOCK_S) / step_s)) + 1):
+        window.add(Times(0.0, 0.0, step_s), 8, 8)
         window.add_exposed([step_s])
-    assert window.step_s == window.measure(0, "cpu", 8).comm_s == pytest.approx(step_s)
+    assert window.step_s == pytest.approx(step_s)
+    assert window.measure(0, "cpu", 8).comm_s == pytest.approx(step_s)
+    assert window.typical_s == step_s
+    assert window.samples_per_s == pytest.approx(8 / step_s)
+
+
+def test_steps_of_another_local_batch_size_do_not_count() -> None:
+    """Fixed bug: after a change of the split, a report had the time of both sizes as that of the new one."""
+    window = Window()
+    for _ in range(100):
+        window.add(Times(0.0, 0.02, 0.0), 96, 64)
+        window.add_exposed([0.01])
+    window.add(Times(0.0, 0.01, 0.003), 96, 32)
+    window.add_exposed([0.01])  # of the last step with 64 samples
+    found = window.measure(0, "cpu", 32)
+    assert (found.compute_s, found.comm_s) == (0.01, 0.003)
+
+
+@given(st.lists(st.floats(1e-4, 5.0), min_size=1, max_size=400))
+def test_mean_is_that_of_the_last_steps(steps_s: list[float]) -> None:
+    """The steps in the window are the last ones, with at least ``MIN_WINDOW`` and ``WINDOW_S``, unless all are fewer."""
+    window = Window()
+    for step_s in steps_s:
+        window.add(Times(0.0, step_s, 0.0), 1, 1)
+    counts = [n for n in range(1, len(steps_s) + 1) if sum(steps_s[-n:]) / n == pytest.approx(window.step_s)]
+    assert any(n == len(steps_s) or (n >= MIN_WINDOW and sum(steps_s[-n:]) >= WINDOW_S * (1 - 1e-9)) for n in counts)
+    assert window.samples_per_s == pytest.approx(1 / window.step_s)
 
 
 def test_rank_without_quota_has_a_cpu_fraction_of_1() -> None:

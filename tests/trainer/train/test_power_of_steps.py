@@ -41,7 +41,7 @@ def test_power_is_the_energy_between_updates(monkeypatch: pytest.MonkeyPatch) ->
     def update(seconds: float, joules: float | None) -> float | None:
         now[0] += seconds
         counter.joules = joules
-        training.add(Times(0.1, 0.0, 0.0), 8, ())
+        training.add(Times(0.1, 0.0, 0.0), 8, 8, ())
         training.report_step(1, 9, 0, 0.1, None, 8, 1)
         measure = recorder.steps[-1].measure
         assert measure is not None

@@ -96,7 +96,7 @@ class Server:
             return
         trainer.step, self._rounds = slowest, slowest
         now = time.perf_counter()
-        trainer.progress.add(Times(0.0, now - self._round_began, 0.0), self._trainer.plan.global_batch, [])
+        trainer.progress.add(Times(0.0, now - self._round_began, 0.0), self._trainer.plan.global_batch, 0, [])
         self._round_began = now
         if trainer.progress.due(last=slowest == trainer.total_steps):
             lr = float(self._run.optimizer.param_groups[0]["lr"])

@@ -71,9 +71,9 @@ class Worker:
                 # The samples of all workers during this worker's step give the throughput of the job.
                 samples = round(reply.samples - seen) if reply.kind != ReplyKind.PAUSE else part.batch
                 if trainer.step == first + 1:
-                    trainer.progress.warm_up(times, samples)
+                    trainer.progress.warm_up(times, samples, trainer.shares[trainer.rank])
                 else:
-                    trainer.progress.add(times, samples, [])
+                    trainer.progress.add(times, samples, trainer.shares[trainer.rank], [])
                 if reply.kind != ReplyKind.PAUSE:
                     trainer.progress.asynchronous(reply.staleness, reply.ahead)
                 self._tell()

@@ -6,18 +6,20 @@ the run time includes both.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from dlcontract import RankMeasure
 
-MIN_WINDOW, MAX_WINDOW = 50, 1000
-"""Smallest and largest number of steps in a mean. The smallest is few enough to follow changes of long steps."""
-WINDOW_S = 1.0
-"""Seconds that the steps of a mean take together, within these limits.
+MIN_WINDOW = 50
+"""Smallest number of steps in a mean. It is few enough to follow changes of long steps."""
+WINDOW_S = 10.0
+"""Smallest number of seconds that the steps of a mean take together.
 
-The means then span ten periods of a CPU quota, and short loads of the machine, also if a step takes a millisecond.
-"""
+The means then span a hundred periods of a CPU quota, and loads of the machine that come and go within seconds."""
+BLOCK_S = 0.5
+"""Seconds of steps whose sums a window adds up in one block. The oldest block leaves the window as a whole."""
 
 
 class Times(NamedTuple):
@@ -46,72 +48,103 @@ class Times(NamedTuple):
     the backward pass."""
 
 
+@dataclass
+class _Block:
+    """Sums over consecutive steps.
+
+    ``comm_s``: communication of ``exchanged`` of these steps, those of which all ranks have exchanged the exposed time.
+    """
+
+    steps: int = 0
+    times: Times = Times(0.0, 0.0, 0.0)
+    samples: int = 0
+    comm_s: float = 0.0
+    exchanged: int = 0
+
+
 class Window:
     """The times of the last steps, with ``exposed_s`` divided into waiting and communication.
 
-    The number of steps is between ``MIN_WINDOW`` and ``MAX_WINDOW``. Within these limits, it is the smallest one whose
-    steps take ``WINDOW_S`` seconds together.
+    The steps are at least ``MIN_WINDOW``, take at least ``WINDOW_S`` seconds together, and are at most one block more.
+    There are fewer after the start, and after the local batch size of the rank has changed: only steps of its present
+    size count.
 
     The slowest rank waits for no other rank. Its exposed time, the minimum over all ranks, is communication. Any excess
     over this minimum on another rank is waiting.
     """
 
     def __init__(self) -> None:
-        self._times: deque[Times] = deque()
-        self._comm_s: deque[float] = deque()
-        self._samples: deque[int] = deque()
-        self._about_s = 0.0
-        """Seconds of all steps in the window, up to rounding errors. It is cheap to update in each step."""
+        self._blocks = deque([_Block()])
+        self._last_s = deque[float](maxlen=MIN_WINDOW)
+        self._share: int | None = None
 
-    def add(self, times: Times, samples: int) -> None:
-        """Add the times of a step. ``samples``: the global batch size of the step."""
-        self._times.append(times)
-        self._samples.append(samples)
-        self._about_s += _step_s(times)
-        while len(self._times) > MAX_WINDOW or (
-            len(self._times) > MIN_WINDOW and self._about_s - _step_s(self._times[0]) >= WINDOW_S
-        ):
-            self._about_s -= _step_s(self._times.popleft())
-            self._samples.popleft()
+    def add(self, times: Times, samples: int, share: int) -> None:
+        """Add the times of a step. ``samples``: the global batch size of the step. ``share``: this rank's part."""
+        if share != self._share:
+            self._share, self._blocks = share, deque([_Block()])
+        elif _step_s(self._blocks[-1].times) >= BLOCK_S:
+            self._forget()
+            self._blocks.append(_Block())
+        block = self._blocks[-1]
+        block.times = _sum(block.times, times)
+        block.steps, block.samples = block.steps + 1, block.samples + samples
+        self._last_s.append(_step_s(times))
+
+    def _forget(self) -> None:
+        """Remove the oldest blocks, as long as the other ones suffice."""
+        steps, spent_s = sum(block.steps for block in self._blocks), sum(_step_s(block.times) for block in self._blocks)
+        while True:
+            steps, spent_s = steps - self._blocks[0].steps, spent_s - _step_s(self._blocks[0].times)
+            if steps < MIN_WINDOW or spent_s < WINDOW_S:
+                return
+            self._blocks.popleft()
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
-        """Add ``exposed_s`` of all workers in the previous step, in seconds; the minimum counts as communication."""
-        self._comm_s.append(min(of_all_ranks))
-        while len(self._comm_s) > len(self._times):
-            self._comm_s.popleft()
+        """Add ``exposed_s`` of all workers in the step before the last one; the minimum counts as communication.
+
+        If that step is not in the window, do nothing.
+        """
+        if len(self._blocks) > 1 or self._blocks[0].steps > 1:
+            self._blocks[-1].comm_s += min(of_all_ranks)
+            self._blocks[-1].exchanged += 1
 
     @property
     def step_s(self) -> float:
         """Mean step time in seconds; 0 before the first step."""
-        return self._spent_s / len(self._times) if self._times else 0.0
+        steps = sum(block.steps for block in self._blocks)
+        return self._spent_s / steps if steps else 0.0
 
     @property
     def typical_s(self) -> float:
-        """Median step time in seconds; 0 before the first step.
+        """Median time in seconds of the last ``MIN_WINDOW`` steps; 0 before the first step.
 
         Hang detection derives its deadline from the median, because a single long step must not extend the deadline.
         """
-        return median(map(_step_s, self._times)) if self._times else 0.0
+        return median(self._last_s) if self._last_s else 0.0
 
     @property
     def samples_per_s(self) -> float:
         """Samples of the global batches that all ranks together process per second; 0 before the first step."""
         spent_s = self._spent_s
-        return sum(self._samples) / spent_s if spent_s else 0.0
+        return sum(block.samples for block in self._blocks) / spent_s if spent_s else 0.0
 
     @property
     def _spent_s(self) -> float:
-        return sum(map(_step_s, self._times))
+        return sum(_step_s(block.times) for block in self._blocks)
 
     def measure(self, rank: int, device: str, share: int) -> RankMeasure:
         """Return the mean times of this rank for the run's report. ``share``: local batch size of the rank.
 
         Before the first step, the result contains no times.
         """
-        if not self._times:
+        steps = sum(block.steps for block in self._blocks)
+        if not steps:
             return RankMeasure(rank=rank, device=device, share=share)
-        mean = Times(*(sum(column) / len(self._times) for column in zip(*self._times, strict=True)))
-        comm_s = min(mean.exposed_s, sum(self._comm_s) / len(self._comm_s)) if self._comm_s else mean.exposed_s
+        mean = Times(*(sum(part) / steps for part in zip(*(block.times for block in self._blocks), strict=True)))
+        exchanged = sum(block.exchanged for block in self._blocks)
+        comm_s = mean.exposed_s
+        if exchanged:
+            comm_s = min(comm_s, sum(block.comm_s for block in self._blocks) / exchanged)
         return RankMeasure(
             rank=rank,
             device=device,
@@ -127,6 +160,10 @@ class Window:
             backward_s=mean.backward_s,
             sum_s=mean.sum_s,
         )
+
+
+def _sum(a: Times, b: Times) -> Times:
+    return Times(*(x + y for x, y in zip(a, b, strict=True)))
 
 
 def _step_s(times: Times) -> float:

@@ -83,18 +83,18 @@ class Progress:
         """Add the mean loss of a step's batch, over all ranks. The next update reports the mean of the added losses."""
         self._losses.append(loss)
 
-    def warm_up(self, times: Times, samples: int) -> None:
-        """Record the first step of this process. ``samples``: size of the step's batch, over all ranks.
+    def warm_up(self, times: Times, samples: int, share: int) -> None:
+        """Record the first step of this process. ``samples``, ``share``: see ``add``.
 
         This step allocates and compiles. Averages therefore omit it as soon as there is a second step.
         """
         self.reporter.mark("first_step")
         self.times = times
-        self._window.add(times, samples)
+        self._window.add(times, samples, share)
         self._cold = True
 
-    def add(self, times: Times, samples: int, exposed_before: Sequence[float]) -> None:
-        """Record a step. ``samples``: size of the step's batch, over all ranks.
+    def add(self, times: Times, samples: int, share: int, exposed_before: Sequence[float]) -> None:
+        """Record a step. ``samples``: size of the step's batch, over all ranks. ``share``: this rank's local batch size.
 
         ``exposed_before``: seconds in which communication of each worker did not overlap with computing, in the
         previous step.
@@ -102,7 +102,7 @@ class Progress:
         if self._cold:
             self._window, self._cold = Window(), False
         self.times = times
-        self._window.add(times, samples)
+        self._window.add(times, samples, share)
         if exposed_before:
             self._window.add_exposed(exposed_before)
 

@@ -321,9 +321,9 @@ class Step:
         agree_s = team.elastic.agree_s
         times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
         if first:
-            self._progress.warm_up(times, self.samples)
+            self._progress.warm_up(times, self.samples, team.shares[team.rank])
             return
-        self._progress.add(times, self.samples, self.exposed_s)
+        self._progress.add(times, self.samples, team.shares[team.rank], self.exposed_s)
         if self._device.type == "cpu":
             self.watch.demand()
         team.balance(self._number + 1, agreed.computed, self.exposed_s, agreed.demanded)
