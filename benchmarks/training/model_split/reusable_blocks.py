@@ -49,7 +49,9 @@ def main() -> None:
         found: dict[str, list[dict[str, int]]] = {kind: [] for kind in kinds}
         for number in range(options.rounds):
             for kind in sorted(kinds, reverse=bool(number % 2)):
-                found[kind].append(measured(case, options.steps, kinds[kind]))
+                found[kind].append(row := measured(case, options.steps, kinds[kind]))
+                text = f"{row['peak'] / MIB:.0f} MiB, {row['cpu_us'] / 1e6:.2f} s"
+                print(f"round {number}: {case.text}, {kind}: {text}", flush=True)
         peaks, times = (
             {kind: np.array([row[name] for row in rows], dtype=np.float64) for kind, rows in found.items()}
             for name in ("peak", "cpu_us")
