@@ -144,8 +144,11 @@ def rows_of_ranks(wanted: Plan, rank: Callable[[], None], folder: Path, **env: s
     return rows
 
 
-def measured_nbytes(case: Case) -> dict[str, int]:
-    """Return the memory of the rank with the most by name, see the module's text."""
+def measured_nbytes(case: Case, steps: int = STEPS) -> dict[str, int]:
+    """Return the memory of the rank with the most by name, see the module's text, and the time of ``steps`` steps.
+
+    ``cpu_us``: the processor time of all ranks in microseconds, from the first step to the end of the evaluation.
+    """
     split: dict[str, Any] = {}
     if case.strategy != "Data":
         micro_batches = case.micro_batches if case.strategy == "Pipeline" else 1
@@ -156,13 +159,14 @@ def measured_nbytes(case: Case) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wanted = local_plan(
-            shares, global_batch=case.batch, min_ranks=case.ranks, model=ModelRef(name=case.model), steps=STEPS,
+            shares, global_batch=case.batch, min_ranks=case.ranks, model=ModelRef(name=case.model), steps=steps,
             dataset=DatasetRef(name=MODELS[case.model][1]),
             optimizer=OptimizerRef(name=case.optimizer, learning_rate=1e-3),
             checkpoint=CheckpointRef(enabled=case.checkpoints, directory=str(folder)), **split,
         )  # fmt: skip
         rows = rows_of_ranks(wanted, model_part_memory.main, folder)
     found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
+    found["cpu_us"] = sum(row["cpu_us"] for row in rows)
     return found | {name: max(row[name] for row in rows) for name in ("anonymous", "shared")}
 
 
@@ -187,7 +191,7 @@ def collected(wanted: list[Case], rounds: int, file: Path | None) -> dict[Case, 
 
 
 def _mebibytes(row: dict[str, int]) -> dict[str, int]:
-    return {name: round(nbytes / MIB) for name, nbytes in row.items()}
+    return {name: round(nbytes / MIB) for name, nbytes in row.items() if name != "cpu_us"}
 
 
 def main() -> None:

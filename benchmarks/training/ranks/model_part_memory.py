@@ -1,4 +1,4 @@
-"""Run a rank of the built-in trainer, and print its main memory at several times.
+"""Run a rank of the built-in trainer, and print its main memory at several times, and its processor time.
 
 The rank evaluates its first held-out samples only: two whole batches and a smaller one.
 """
@@ -6,6 +6,7 @@ The rank evaluates its first held-out samples only: two whole batches and a smal
 import json
 import resource
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def main() -> None:
     from dltrain.train import session
     from dltrain.train.trainer import Trainer
 
-    created: list[int] = []
+    created, began_s = list[int](), list[float]()
     mine: Callable[[Trainer, Dataset], NDArray[np.int64]] = rank._mine
 
     def first(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
@@ -44,11 +45,13 @@ def main() -> None:
         def wrapped(*args: Any, **named: Any) -> Any:
             found = wrap(*args, **named)
             created.append(peak_nbytes())
+            began_s.append(time.process_time())
             return found
 
         trainer.wrap = wrapped  # type: ignore[method-assign]
         rank.train(trainer)
         row |= {"created": created[0], "peak": peak_nbytes(), "shared": resident_nbytes("RssShmem")}
+        row["cpu_us"] = round(1e6 * (time.process_time() - began_s[0]))
         sys.stderr.write(f"memory {json.dumps(row)}\n")
 
     rank._mine = first

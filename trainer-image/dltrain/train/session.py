@@ -193,6 +193,8 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()
     device, name = devices.find_device(plan.ranks[rank])
+    if device.type == "cpu":
+        heap.allocate_reusable_blocks()
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")
     process_group = ProcessGroup.start()
