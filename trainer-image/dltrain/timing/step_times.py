@@ -6,7 +6,7 @@ the run time includes both.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class _Block:
     """
 
     steps: int = 0
-    times: Times = Times(0.0, 0.0, 0.0)
+    times: Times = field(default_factory=lambda: Times(0.0, 0.0, 0.0))
     samples: int = 0
     comm_s: float = 0.0
     exchanged: int = 0

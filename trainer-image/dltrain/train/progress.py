@@ -94,8 +94,9 @@ class Progress:
         self._cold = True
 
     def add(self, times: Times, samples: int, share: int, exposed_before: Sequence[float]) -> None:
-        """Record a step. ``samples``: size of the step's batch, over all ranks. ``share``: this rank's local batch size.
+        """Record a step.
 
+        ``samples``: size of the step's batch, over all ranks. ``share``: local batch size of this rank.
         ``exposed_before``: seconds in which communication of each worker did not overlap with computing, in the
         previous step.
         """
