@@ -15,7 +15,7 @@ from math import inf
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized, OfEachJob
 from dljob.controller.planning.answers import First, UsableDevices, beside_quota, queued, wants_others, with_limits
-from dljob.controller.planning.reserving import limits_for
+from dljob.controller.planning.reserving import charges_of, limits_for
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
@@ -27,6 +27,7 @@ from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.limits import quota_needs
 from dljob.scheduling import (
     NOTHING,
+    Charge,
     NamespaceLimits,
     QueuedJob,
     QueuePolicy,
@@ -366,6 +367,10 @@ class Queue:
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
         """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         return limits_for(key, self._cache, self._book, ended)
+
+    def charges_of(self, key: JobKey) -> list[tuple[Charge, int]]:
+        """Return what a job charges to quotas by its pods and by what it reserves."""
+        return charges_of(key, self._cache, self._book)
 
     def limits_beside(self, key: JobKey, limits: NamespaceLimits, first: First) -> NamespaceLimits:
         """Return what ``limits`` leave for the job ``key`` beside what the ``first`` in line of its namespace needs."""
