@@ -23,7 +23,8 @@ from dljob.controller.planning.joint.options import Known, KnownOptions, gpu_typ
 from dljob.controller.planning.joint.recent_jobs import RecentJobs
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queue.shadows import Ask
+from dljob.controller.planning.queueing import Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed
 from dljob.job.remaining import RESTART_S
@@ -32,7 +33,7 @@ from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
+from dljob.scheduling.assignment import Candidate, Choices, Held, assign_all, idle_option
 from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.joint_forecast import JointQueue
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending
@@ -135,21 +136,27 @@ class Assigning:
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
     async def share(
-        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], growth: int, ask: Ask
+        self,
+        key: JobKey,
+        question: ParsedJob,
+        waiting: Callable[[], Mapping[JobKey, ParsedJob]],
+        growth: int,
+        ask: Ask,
     ) -> Share | None:
         """Return the share (assigned devices) of a job that is planned now; None: it is planned by itself.
 
-        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
-        jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
+        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: returns
+        the other jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes
+        plans.
         """
         if not self._on or not has_part(question) or not gpu_types(question, self._cache.ledger.view()):
             return None
-        if self._queue.holds_devices(key):
+        if self._queue.holdings.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
         if growth != self._growth or not (key in self._shares or key in self._beyond):
             self._growth = growth
             try:
-                await self._assign({**waiting, key: question}, ask, orders=False)
+                await self._assign({**waiting(), key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
                 about = log_fields(key, self._cache.job(key))
                 log.exception(
@@ -167,7 +174,7 @@ class Assigning:
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
-        if share is None or moving or self._queue.holds_devices(key):
+        if share is None or moving or self._queue.holdings.holds_devices(key):
             return None
         if share.part is None:
             waiting = (each.part for other, each in self._shares.items() if other not in self._running)
@@ -269,7 +276,7 @@ class Assigning:
         return [
             Ending(left_s[job.key], planned_devices(self._plans.known(job.key)))
             for job in self._cache.jobs()
-            if job.key in others and self._queue.holds_devices(job.key) and not ended(job)
+            if job.key in others and self._queue.holdings.holds_devices(job.key) and not ended(job)
         ]
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
@@ -281,19 +288,21 @@ class Assigning:
         nodes = self._cache.ledger.view()
         mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
-        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
+        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holdings.holds_devices(key)}
         self._beyond = set(line[MAX_JOBS:])
         staying = [
             key
             for key in self._running
-            if self._queue.holds_devices(key) and not self._is_moving(key) and self._candidates.is_on_known_nodes(key)
+            if self._queue.holdings.holds_devices(key)
+            and not self._is_moving(key)
+            and self._candidates.is_on_known_nodes(key)
         ]
         running = {key: self._running[key].question for key in staying}
         whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
         await self._candidates.quotas.look(asked, known, ask)
-        questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
+        questions = {key: each for key, each in questions.items() if not self._queue.holdings.holds_devices(key)}
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
@@ -372,7 +381,9 @@ class Assigning:
         if not keys:
             return ClusterView(())
         self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
-        return self._queue.view_without(min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
+        return self._queue.holdings.view_without(
+            min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)}
+        )
 
     def _held(self, key: JobKey) -> Held:
         return self._candidates.held(key, movable=self._running[key].movable)

@@ -97,4 +97,3 @@ class Candidates:
         It leaves out nodes that take no pods, such as cordoned ones. Their devices are not there for other jobs.
         """
         return all(pod.node is None or self._cache.ledger.has_node(pod.node) for pod in self._cache.pods_of(key))
-

@@ -10,7 +10,7 @@ from dljob.api import DLJobStatus
 from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only, with_limits
 from dljob.controller.planning.growing import usable_nodes
-from dljob.controller.planning.queueing import Ask
+from dljob.controller.planning.queue.shadows import Ask
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import left_part, run_p90_s, slowdown
 from dljob.kube import Cache, JobKey

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dljob.controller.planning.answers import First
 from dljob.controller.planning.joint.options import Charges, Known, left
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queue.shadows import Ask
+from dljob.controller.planning.queueing import Queue
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import NamespaceLimits, SharedQuotas
+from dljob.scheduling import SharedQuotas
 from dljob.scheduling.assignment import Option, QuotaAmounts
 from dljob.scheduling.limits.quotas import shortages
 from dljob.status import previous
@@ -40,7 +41,7 @@ class Quotas:
 
     def uses(self, key: JobKey) -> QuotaAmounts:
         """Return ``Held.uses`` of a job: what its pods and its reservations charge."""
-        return self._shared.get(key[0], NO_QUOTAS).needed(self._queue.charges_of(key))
+        return self._shared.get(key[0], NO_QUOTAS).needed(self._queue.holdings.charges_of(key))
 
     def options(self, key: JobKey, known: Known, held: Mapping[str, int], *, running: bool) -> tuple[Option, ...]:
         """Return the options of a job, for the rest of its training, for which its namespace has the quota.
@@ -50,8 +51,8 @@ class Quotas:
         job = self._cache.job(key)
         if job is None or not known.options:
             return ()
-        limits, first = self._queue.limits_without(key), self._first.get(key)
-        beside = limits if first is None else self._queue.limits_beside(key, limits, first)
+        limits, first = self._queue.holdings.limits_without(key), self._first.get(key)
+        beside = limits if first is None else self._queue.holdings.limits_beside(key, limits, first)
         shared, found = self._shared.get(key[0], NO_QUOTAS), []
         options = left(known, previous(job), running=running)
         for option, planned in zip(options, known.charges, strict=True):
@@ -75,7 +76,7 @@ class Quotas:
         which may be smaller than those of the option.
         """
         if held == {option.device: option.devices}:
-            return tuple(self._queue.charges_of(key))
+            return tuple(self._queue.holdings.charges_of(key))
         made = running or self._plans.known(key) is not None
         return tuple((charge, count) for charge, count in planned if charge.is_pod or not made)
 
@@ -92,18 +93,21 @@ class Quotas:
         for key, each in {**self._short(), **questions}.items():
             if key not in questions or self._lacks_quota(key, known[key]):
                 lines.setdefault(key[0], {})[key] = each
-        firsts = {name: await self._queue.first(lines[name], ask) for name in sorted(namespaces & lines.keys())}
+        firsts = {
+            name: await self._queue.first(self._queue.in_order(lines[name].values()), ask)
+            for name in sorted(namespaces & lines.keys())
+        }
         for key, question in questions.items():
             if (first := firsts.get(key[0])) is not None:
                 its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
-                if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
+                if self._queue.is_before(its, mine, holds=self._queue.holdings.holds_devices(key)):
                     self._first[key] = first
 
     def _as_if_ended(self, keys: list[JobKey]) -> SharedQuotas:
         """Return the quotas of the namespace of the jobs ``keys`` as if these had ended."""
-        return SharedQuotas(self._queue.limits_without(keys[0], keys).quotas)
+        return SharedQuotas(self._queue.holdings.limits_without(keys[0], keys).quotas)
 
     def _lacks_quota(self, key: JobKey, known: Known) -> bool:
         """Return True if a job waits, and its namespace has the quota for none of its options."""
-        waits = bool(known.options) and not self._queue.holds_devices(key)
+        waits = bool(known.options) and not self._queue.holdings.holds_devices(key)
         return waits and not self.options(key, known, {}, running=False)
