@@ -102,8 +102,12 @@ class Answer:
         The quotas may also be too small for it. Return False for a plan that is only shown, and in a queue of Kueue.
         """
         found, question = self.decision, self.question
-        exceeds = isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
-        return exceeds and not question.queued and not plan_only(question)
+        return found is not None and exceeds_quota(found) and not question.queued and not plan_only(question)
+
+
+def exceeds_quota(found: Decision) -> bool:
+    """Return True if no plan is possible because of the quotas of the namespace."""
+    return isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
 
 
 def matters_to(question: ParsedJob) -> Callable[[str], bool]:

@@ -320,7 +320,9 @@ class Planning:
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
         if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
-            share, view, decision = None, rest, await self._planner(question, rest, profiles)
+            other = await self._planner(question, rest, profiles)
+            if not answers.exceeds_quota(other) or answers.exceeds_quota(decision):  # Its part becomes free.
+                share, view, decision = None, rest, other
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None

@@ -65,7 +65,7 @@ class Assigning:
         on: bool,
     ) -> None:
         """``short``: as of ``Candidates``. ``requeue``: called for each job that moves. ``on``: False: none does."""
-        self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
+        self._cache, self._queue, self._plans, self._short, self._requeue = cache, queue, plans, short, requeue
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
@@ -285,6 +285,8 @@ class Assigning:
         ``orders``: True: also order running jobs to move to their parts. False: only check the orders that are given:
         one that no longer repays is withdrawn. The part of a job that has decided to move stays until it has moved.
         """
+        # A job whose plan a quota refused keeps its share: without it, the job would be planned again at once.
+        waiting = {key: each for key, each in self._short().items() if key in self._shares} | dict(waiting)
         nodes = self._cache.ledger.view()
         mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)

@@ -112,6 +112,25 @@ def test_a_quota_of_one_priority_class_is_not_in_the_way_of_others() -> None:
     together({"n1": T4}, body, gpus=8)
 
 
+def test_each_vendor_has_its_own_quota() -> None:
+    """Fixed bug: in a namespace with GPUs of two vendors, each job was compared with the quotas alone."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        node = await cluster.api.get(NODE, None, "n1")
+        allocatable = {"cpu": "16", "memory": "64Gi", "amd.com/gpu": "8"}
+        meta = {"name": "n2", "labels": {"amd.com/gpu.product-name": MI300X}}
+        cluster.api._store(NODE, {"metadata": meta, "status": {**node["status"], "allocatable": allocatable}})
+        cluster.quota("team-a", **{"requests.nvidia.com/gpu": "1", "requests.amd.com/gpu": "1"})
+        for i, device in enumerate((T4, MI300X), 1):
+            runs = cluster.submit(f"runs-{i}", "team-b", **{**LONG, "seed": i, "devices": [device]})
+            await operator.watch(2.0)
+            await train(cluster, operator, runs, f"n{i}")
+        keys = await six_jobs(cluster, operator)
+        assert sorted(parts(operator, keys)) == sorted([T4, MI300X])
+
+    together({"n1": T4}, body, gpus=8)
+
+
 def test_a_job_needs_no_more_quota_than_it_uses_to_stay_on_its_devices() -> None:
     """The quota left less to its pod than an option may need, which is planned as if nothing else used the quota."""
 
