@@ -208,7 +208,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     )
     if chosen is None:
         refusals += sharded.offered(request, nodes, workload, learned)
-        wrong = with_cause(request, workload, nodes, nothing_fits(request, tuple(refusals)))
+        wrong = with_cause(request, workload, nodes, nothing_fits(request, nodes, tuple(refusals)))
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, kept)
     refusals += model_parallel_refusals(request, chosen, kept, candidates)

@@ -17,7 +17,7 @@ from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.limits.charges import Charge, object_charge, pod_charge
 from dljob.scheduling.limits.limit_ranges import LimitRange
-from dljob.scheduling.limits.quotas import NO_LIMITS, NamespaceLimits, Overdraft, Quota, overdrafts
+from dljob.scheduling.limits.quotas import NO_LIMITS, NamespaceLimits, Overdraft, Quota, SharedQuotas, overdrafts
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share, latest_start
 from dljob.scheduling.pace import (
     Move,
@@ -63,6 +63,7 @@ __all__ = [
     "Rest",
     "RunningJob",
     "Shadow",
+    "SharedQuotas",
     "Shares",
     "StartSearch",
     "Use",

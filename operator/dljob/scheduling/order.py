@@ -13,6 +13,9 @@ from datetime import datetime, timedelta
 
 from dljob.scheduling.requests import Requests
 
+Place = tuple[int, bool, float, float, datetime, str]
+"""See ``QueuedJob.place``."""
+
 
 @dataclass(frozen=True)
 class QueuePolicy:
@@ -63,7 +66,7 @@ class QueuedJob:
         return -self.priority, self.latest_start is None, due_s, self.share
 
     @property
-    def place(self) -> tuple[int, bool, float, float, datetime, str]:
+    def place(self) -> Place:
         """Return the sort key of the queue, (``urgency``, creation time, uid); the smallest comes first."""
         return *self.urgency, self.created, self.uid
 

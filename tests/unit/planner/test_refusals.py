@@ -34,7 +34,27 @@ class TestRejections:
                 THREE,
                 "TooFewNodes",
                 "spec.nodes.min",
-                "found 3 nodes that the job can use; expected at least 5",
+                "found 3 nodes that the job can use; expected at least 5: add 2 nodes with any device, or lower "
+                "nodes.min to 3",
+                True,
+            ),
+            (
+                {"nodes_min": 4, "devices": ("cpu",), "node_selector": {"zone": "a"}},
+                view({"count": 3, "cpu": 2, "memory": "4Gi", "labels": {"zone": "a"}}),
+                "TooFewNodes",
+                "spec.nodes.min",
+                "add 1 node with cpu, or lower nodes.min to 3, or add device types to spec.devices, or remove labels "
+                "from scheduling.nodeSelector",
+                True,
+            ),
+            (
+                {"nodes_min": 4},
+                view({"count": 3, "cpu": 2, "memory": "4Gi"}, {"count": 2, "device": T4, "devices": 1, "cpu": 8}),
+                "TooFewNodes",
+                "spec.nodes.min",
+                "found 3 with CPUs and 2 with NVIDIA GPUs, of the nodes that the job can use; expected at least 4 nodes "
+                "with devices of one kind, because a job cannot use several kinds: add 1 node with CPUs, or lower "
+                "nodes.min to 3",
                 True,
             ),
             (

@@ -5,7 +5,7 @@ In this package, a *question* is a job to plan, reduced to what its plan depends
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -22,6 +22,7 @@ from dljob.reconcile.planning import replan
 from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
 from dljob.scheduling import NamespaceLimits, QueuePolicy, Shadow
 from dljob.scheduling.limits.quotas import Shortage
+from dljob.scheduling.line import Line
 from dljob.status.build import human_duration
 
 Decision = StoredPlan | Infeasible
@@ -101,8 +102,12 @@ class Answer:
         The quotas may also be too small for it. Return False for a plan that is only shown, and in a queue of Kueue.
         """
         found, question = self.decision, self.question
-        exceeds = isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
-        return exceeds and not question.queued and not plan_only(question)
+        return found is not None and exceeds_quota(found) and not question.queued and not plan_only(question)
+
+
+def exceeds_quota(found: Decision) -> bool:
+    """Return True if no plan is possible because of the quotas of the namespace."""
+    return isinstance(found, Infeasible) and found.reason == QUOTA_EXCEEDED
 
 
 def matters_to(question: ParsedJob) -> Callable[[str], bool]:
@@ -194,14 +199,95 @@ def _start_text(first: First, now_s: float) -> str:
     return "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
 
 
-def questions(found: Mapping[JobKey, Answer], now_s: float, waits: Callable[[Answer], bool]) -> dict[JobKey, ParsedJob]:
-    """Return the questions of those answers for which ``waits`` returns True.
+WaitingLine = Line[ParsedJob]
 
-    A job that has not asked again for so long cannot be reconciled. It must not block the others, and is left out.
+
+@dataclass(frozen=True)
+class Lines:
+    """The waiting jobs, as they are planned.
+
+    ``devices``, ``quota``: the jobs for which no plan was possible because of devices and of quotas. ``counts``: False:
+    a job that waits for devices may be delayed, because an assignment has given devices to the job that is planned.
+    ``passed_over``: True: a job is delayed only if it cannot start now anyway, because an assignment has given devices
+    that it could use to others.
     """
-    return {
-        key: each.question for key, each in found.items() if waits(each) and now_s - each.at_s < REFRESH_S + RECONCILE_S
-    }
+
+    devices: WaitingLine
+    quota: WaitingLine
+    counts: Callable[[JobKey], bool] = lambda key: True
+    passed_over: Callable[[JobKey], bool] = lambda key: False
+
+
+class Answers:
+    """The answers of all jobs, and the lines of those that wait. Use it in one event loop only.
+
+    A job that has not asked again for ``REFRESH_S`` + ``RECONCILE_S`` cannot be reconciled. It must not block the
+    others, and leaves its line.
+    """
+
+    def __init__(self, devices: WaitingLine, quota: WaitingLine, clock: Callable[[], float]) -> None:
+        """``devices``, ``quota``: empty lines for the jobs that wait for devices and for quotas."""
+        self._found: dict[JobKey, Answer] = {}
+        self._devices, self._quota, self._clock = devices, quota, clock
+        self._asked_s: dict[JobKey, float] = {}
+        """When the jobs in line were answered, the earliest first."""
+
+    def get(self, key: JobKey | None) -> Answer | None:
+        return None if key is None else self._found.get(key)
+
+    def infeasible(self) -> dict[JobKey, Answer]:
+        """Return the answers that no plan is possible."""
+        return {key: each for key, each in self._found.items() if isinstance(each.decision, Infeasible)}
+
+    def put(self, key: JobKey, answer: Answer) -> None:
+        before = self._found.get(key)
+        self._found[key] = answer
+        if before is None or before.at_s != answer.at_s:
+            self._asked_s.pop(key, None)
+        lines = (self._devices, answer.waits_for_devices), (self._quota, answer.waits_for_quota)
+        for line, waits in lines:
+            if waits:
+                line.put(key, answer.question)
+                self._asked_s[key] = answer.at_s
+            else:
+                line.remove(key)
+
+    def explain(self, key: JobKey, explained: Callable[[JobKey, Infeasible], Infeasible]) -> bool:
+        """Replace the reason why a job waits by that of ``explained``. Return False if the job does not wait."""
+        answer = self._found.get(key)
+        if answer is None or not isinstance(answer.decision, Infeasible):
+            return False
+        self.put(key, replace(answer, decision=explained(key, answer.decision)))
+        return True
+
+    def remove(self, key: JobKey) -> None:
+        """Remove the answer of a job. Do nothing if it has none."""
+        self._found.pop(key, None)
+        self._leave(key)
+
+    def clear(self) -> None:
+        for key in list(self._found):
+            self.remove(key)
+
+    def lines(self) -> Lines:
+        """Return the jobs in line as they are now. Later answers change them."""
+        limit_s = self._clock() - REFRESH_S - RECONCILE_S
+        while self._asked_s and self._asked_s[first := next(iter(self._asked_s))] <= limit_s:
+            self._leave(first)
+        return Lines(self._devices, self._quota)
+
+    def for_devices(self) -> dict[JobKey, ParsedJob]:
+        """Return the question of each job that has no plan because others use devices that it could use."""
+        return dict(self.lines().devices)
+
+    def for_quota(self) -> dict[JobKey, ParsedJob]:
+        """Return the question of each job that has no plan because of the quotas of its namespace."""
+        return dict(self.lines().quota)
+
+    def _leave(self, key: JobKey) -> None:
+        self._asked_s.pop(key, None)
+        self._devices.remove(key)
+        self._quota.remove(key)
 
 
 class KnownWaiting:

@@ -20,7 +20,7 @@ from dljob.controller.planning import answers
 from dljob.controller.planning.amortized import FACTOR
 from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, matters_to, plan_only
 from dljob.controller.planning.growing import Turns
-from dljob.controller.planning.joint import Assigning, Share, not_passed_over
+from dljob.controller.planning.joint import Assigning, Share, may_not_delay
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
@@ -79,13 +79,13 @@ class Planning:
         self._line, self._sort_again_s, self._wakeup = list[JobKey](), -inf, asyncio.Event()
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered, with the key of its job; None: no question is."""
-        self._answers: dict[JobKey, Answer] = {}
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
         """For each job whose status says why it has no plan: state, time and decision when the status was written."""
         self._book = ReservationBook()
         self._queue = Queue(cache, self._book, clock, now, policy)
+        self._answers = answers.Answers(self._queue.line(), self._queue.line(), clock)
         self._reserving = Reserving(cache, self._book, clock)
-        plans, short = self._reserving.plans, self._waiting_for_quota
+        plans, short = self._reserving.plans, self._answers.for_quota
         self._preempting = Preempting(cache, self._queue, plans, requeue, clock, now)
         self._assigning = Assigning(cache, self._queue, plans, short, requeue, clock, now, on=together)
         self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, self._assigning.queue)
@@ -104,7 +104,7 @@ class Planning:
         if answer is not None and answer.question == question and self._stands(key, answer):
             self._turns.end(key)
             if answer.decision is None:
-                del self._answers[key]
+                self._answers.remove(key)
                 raise PlanningError(answer.error)
             return answer.decision
         if self._current != (key, question):
@@ -151,8 +151,7 @@ class Planning:
         if self._turns.others_wait_for(device for device in self._free.view.device_types if matters(device)):
             return True
         return any(
-            isinstance(answer.decision, Infeasible) and other != key and not self._stands(other, answer)
-            for other, answer in self._answers.items()
+            other != key and not self._stands(other, answer) for other, answer in self._answers.infeasible().items()
         )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
@@ -180,7 +179,7 @@ class Planning:
 
     def place(self, key: JobKey) -> tuple[int, int] | None:
         """Return (place of a job in the queue, from 1; number of waiting jobs); None if the job does not wait."""
-        return self._queue.place(key, self._waiting_for_devices())
+        return self._queue.place(key, self._answers.lines().devices)
 
     def outlook(self, key: JobKey) -> Outlook | None:
         """Return the forecast of start and end of a job that waits for devices; None if there is none, or not yet."""
@@ -194,7 +193,7 @@ class Planning:
         """Forget the question and answer of a job that needs no plan now, and what its unstored plan reserves."""
         self._known_waiting.heard(key)
         self._asked.pop(key, None)
-        self._answers.pop(key, None)
+        self._answers.remove(key)
         self._waiting.pop(key, None)
         self._turns.end(key)
         self.refused(key)
@@ -226,7 +225,7 @@ class Planning:
                     key = self._next()
                     await self._answer(key, self._asked.pop(key))
                 self._namespaces.begin()
-                waiting = self._waiting_for_devices()
+                waiting = self._answers.for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
                 if not await self._assigning.look(waiting, self._ask, orders=not self._preempting.makes_room(waiting)):
@@ -277,14 +276,16 @@ class Planning:
         if self._cache.job(key) is None:
             return
         self._current = (key, question)
-        everything, others = self._free.growth.count(lambda _: True), {**self._waiting_for_devices(), **self._asked}
-        share = await self._assigning.share(key, question, others, everything, self._ask)
+        everything, lines = self._free.growth.count(lambda _: True), self._answers.lines()
+        share = await self._assigning.share(
+            key, question, lambda: {**lines.devices, **self._asked}, everything, self._ask
+        )
         self._free.look(fresh=True)
         # A job in a queue of Kueue asks for quota, not for nodes that are free now.
         view = self._cache.ledger.empty_view() if question.queued else self._free.view_for(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._free.growth.count(matters_to(question)), self._clock()
-        limits, limits_version = self._queue.limits_of(question), self._cache.limits_version
+        limits, limits_version = self._queue.holdings.limits_of(question), self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
         try:
@@ -302,10 +303,11 @@ class Planning:
         # A job that could grow reserves nothing before it has decided to move.
         reserved = self._turns.current != key and self._reserving.reserve(key, question, decision)
         self._free.look()
-        self._answers[key] = Answer(
+        answer = Answer(
             question, decision, error, reserved, self._clock(), self._free.versions(), profiles_version, growth,
             limits_version, limits, behind, self._assigning.of(key),
         )  # fmt: skip
+        self._answers.put(key, answer)
         self._requeue(key)
 
     async def _decide(
@@ -318,20 +320,25 @@ class Planning:
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
         if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
-            share, view, decision = None, rest, await self._planner(question, rest, profiles)
+            other = await self._planner(question, rest, profiles)
+            if not answers.exceeds_quota(other) or answers.exceeds_quota(decision):  # Its part becomes free.
+                share, view, decision = None, rest, other
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
-        alone = plan_only(question) or question.queued
-        waiting, short = ({}, {}) if alone else (self._waiting_for_devices(), self._waiting_for_quota())
+        if plan_only(question) or question.queued:
+            return decision, None
         gains = self._assigning.gains(key)  # It must not delay those that got no part either.
-        waiting = waiting if gains else not_passed_over(share, waiting, self._assigning.of)
+        lines = replace(
+            self._answers.lines(),
+            counts=lambda each: gains or may_not_delay(share, self._assigning.of(each)),
+            passed_over=lambda each: (its := self._assigning.of(each)) is not None and its.part is None,
+        )
         free = view if self._free.view is None else self._free.view
-        passed_over = {each for each in waiting if (its := self._assigning.of(each)) is not None and its.part is None}
+        grows = self._turns.current == key
         return await self._queue.without_delay(
-            key, question, decision, waiting, short, view, free, self._ask,
-            gains=gains, grows=self._turns.current == key, passed_over=passed_over,
-        )  # fmt: skip
+            key, question, decision, lines, view, free, self._ask, gains=gains, grows=grows
+        )
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
@@ -346,18 +353,9 @@ class Planning:
 
     async def _make_room(self) -> None:
         """Order running jobs to stop for the first job in line, if the chart value ``preemption`` allows it."""
-        key = await self._preempting.make_room(self._waiting_for_devices(), self._waiting_for_quota(), self._ask)
-        if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
-            self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
+        key = await self._preempting.make_room(self._answers.for_devices(), self._answers.for_quota(), self._ask)
+        if key is not None and self._answers.explain(key, self._preempting.explained):
             self._requeue(key)
-
-    def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
-        """Return the question of each job that has no plan because others use devices that it could use."""
-        return answers.questions(self._answers, self._clock(), lambda each: each.waits_for_devices)
-
-    def _waiting_for_quota(self) -> dict[JobKey, ParsedJob]:
-        """Return the question of each job that has no plan because of the quotas of its namespace."""
-        return answers.questions(self._answers, self._clock(), lambda each: each.waits_for_quota)
 
     def _stands(self, key: JobKey, answer: Answer) -> bool:
         """Return True if the answer for a job may still be used; False if the job must be planned again.
@@ -375,7 +373,7 @@ class Planning:
         if isinstance(answer.decision, Infeasible):
             if answer.share != self._assigning.of(answer.question.observed.job.key):
                 return False
-            if not answer.limits.empty and self._queue.limits_without(key).grown(answer.limits):
+            if not answer.limits.empty and self._queue.holdings.limits_without(key).grown(answer.limits):
                 return False
             limit_s = answers.REFRESH_S if answer.behind is None else answers.QUEUED_S
             if age_s >= limit_s or not self._waits_still(answer.behind):
@@ -387,12 +385,12 @@ class Planning:
 
     def _waits_still(self, first: JobKey | None) -> bool:
         """Return True if ``first``, behind which another job waits, has no plan yet, or if it is None (no such job)."""
-        answer = self._answers.get(first) if first is not None else None
+        answer = self._answers.get(first)
         return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
 
     def _queue_waiting(self) -> None:
         """Queue the jobs for which a plan may be possible now. Count all jobs without a plan in the metrics."""
-        waiting = {key: each for key, each in self._answers.items() if isinstance(each.decision, Infeasible)}
+        waiting = self._answers.infeasible()
         self._metrics.waiting_jobs.labels("queued").set(sum(each.behind is not None for each in waiting.values()))
         self._metrics.waiting_jobs.labels("no_plan").set(sum(each.behind is None for each in waiting.values()))
         for key, answer in waiting.items():

@@ -18,7 +18,8 @@ from dljob.controller.planning.amortized import OfEachJob, in_turns
 from dljob.controller.planning.answers import Decision
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.possible_plans import KnownPlan, PossiblePlans
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queue.shadows import Ask
+from dljob.controller.planning.queueing import Queue
 from dljob.job.observed import NO_OUTLOOK, JobSeen, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time, start_s
@@ -142,7 +143,7 @@ class Outlooks:
         if isinstance(decision, Infeasible):
             await self.learn(key, question, ask)
         elif (job := self._cache.job(key)) is not None:
-            self._queue.run_p90_s[key] = run_time(decision.status.predicted, previous(job)).p90
+            self._queue.note_run_s(key, run_time(decision.status.predicted, previous(job)).p90)
 
     async def learn(self, key: JobKey, question: ParsedJob, ask: Ask, stop: Callable[[], bool] = lambda: True) -> None:
         """Plan a waiting job as if all jobs had ended, to learn its run time and the needs of its pods.
@@ -158,7 +159,7 @@ class Outlooks:
         complete = await self._plans.learn(question, self._whole, versions, ask, stop=stop)
         plans, job = self._plans.get(question), self._cache.job(key)
         if plans and job is not None:
-            self._queue.run_p90_s[key] = run_time(plans[0].predicted, previous(job)).p90
+            self._queue.note_run_s(key, run_time(plans[0].predicted, previous(job)).p90)
         self._alone[key] = _Alone(question, versions, plans, complete)
 
     def _knows(self, key: JobKey, question: ParsedJob, *, complete: bool = False) -> bool:
@@ -229,10 +230,12 @@ class Outlooks:
 
     def forget_others(self, waiting: Mapping[JobKey, ParsedJob]) -> None:
         """Forget all jobs that are not in ``waiting``. Learn from the waits of those that have devices now."""
-        self._calibration.learn(waiting.keys(), self._clock(), self._queue.holds_devices)
-        for state in (self._alone, self._found, self._queue.run_p90_s):
+        self._calibration.learn(waiting.keys(), self._clock(), self._queue.holdings.holds_devices)
+        for state in (self._alone, self._found):
             for gone in state.keys() - waiting.keys():
                 del state[gone]
+        for gone in self._queue.run_p90_s.keys() - waiting.keys():
+            self._queue.note_run_s(gone, None)
         self._news &= waiting.keys()
 
     def forget_all(self) -> None:
@@ -320,7 +323,10 @@ class Outlooks:
 
     async def _holders(self) -> tuple[list[Holder], Interval]:
         """Return the jobs that hold devices, and the time from new pods to the first step as measured in these jobs."""
-        ledger, holding = self._cache.ledger, [job for job in self._cache.jobs() if self._queue.holds_devices(job.key)]
+        ledger, holding = (
+            self._cache.ledger,
+            [job for job in self._cache.jobs() if self._queue.holdings.holds_devices(job.key)],
+        )
         times = [self._times.of(job) async for job in in_turns(holding)]
         self._times.forget_others([job.key for job in self._cache.jobs()])
         starts_up = start_up(each.start_s for each in times if each.start_s is not None)

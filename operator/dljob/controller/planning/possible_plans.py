@@ -12,7 +12,7 @@ from typing import Any
 from dljob.api import DLJobStatus, Predicted
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
-from dljob.controller.planning.queueing import Ask
+from dljob.controller.planning.queue.shadows import Ask
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_time
 from dljob.job.reservation import PlannedPods, plan_reservation

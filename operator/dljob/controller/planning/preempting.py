@@ -15,7 +15,8 @@ from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import UsableDevices, matters_to, with_limits
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queue.shadows import Ask
+from dljob.controller.planning.queueing import Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
@@ -169,7 +170,8 @@ class Preempting:
             return None
         self._in_vain = jobs, now_s
         for line in (*self._pools(waiting), *self._lines(short, running)):
-            first = await self._queue.first(line, ask, before=self._starts)
+            in_order = self._queue.in_order(line.values())
+            first = await self._queue.first((each for each in in_order if self._starts(each[0])), ask)
             if first is None:
                 continue
             if first.shadow.start_s - now_s <= SOON_S:
@@ -234,11 +236,11 @@ class Preempting:
         if not running or question.spec is None or not self._queue.preempts(question):
             return ()
         ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
-        whole = usable_nodes(question, self._queue.view_without(key, ending | running.keys()))
+        whole = usable_nodes(question, self._queue.holdings.view_without(key, ending | running.keys()))
         names = {node.name for node in whole.nodes}
-        free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
+        free = ClusterView(tuple(n for n in self._queue.holdings.view_without(key, ending).nodes if n.name in names))
         free = beside_running(free, whole, running.values())
-        limited = with_limits(question, self._queue.limits_without(key, ending | running.keys()))
+        limited = with_limits(question, self._queue.holdings.limits_without(key, ending | running.keys()))
         sharing = [other for other in running if other[0] == key[0]]
         for view in _views(question, whole):
             if (plan := await self._small_plan(limited, view, ask)) is None:
@@ -251,8 +253,8 @@ class Preempting:
             return ()
         best = min(found, key=lambda each: sum(victim.cost for victim in each))
         gone = ending | {victim.key for victim in best}
-        limited = with_limits(question, self._queue.limits_without(key, gone))
-        answer = await ask(limited, self._queue.view_without(key, gone))
+        limited = with_limits(question, self._queue.holdings.limits_without(key, gone))
+        answer = await ask(limited, self._queue.holdings.view_without(key, gone))
         return best if isinstance(answer, StoredPlan) else ()
 
     def _admits(self, key: JobKey, plan: StoredPlan, ending: Collection[JobKey]) -> Admits:
@@ -265,7 +267,7 @@ class Preempting:
         def admits(stopped: Collection[JobKey]) -> bool:
             own = frozenset(each for each in stopped if each[0] == key[0])  # Others use other quotas.
             if own not in known:
-                limits = self._queue.limits_without(key, {*ending, *own})
+                limits = self._queue.holdings.limits_without(key, {*ending, *own})
                 known[own] = not shortages(limits.quotas, needs)
             return known[own]
 
@@ -330,7 +332,7 @@ class Preempting:
         longer says so.
         """
         job = self._cache.job(key)
-        if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
+        if job is None or self._cache.job(order.by) is None or not self._queue.holdings.holds_devices(key):
             return False
         return stops(job) if order.begun else self._clock() - order.at_s < OBEY_S
 

@@ -16,7 +16,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import Charge, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
 
 STOP_MARGIN_S = 60.0
 """Seconds beyond their grace period that pods may take to stop, until their job's next plan reserves nothing more.
@@ -155,6 +155,15 @@ def limits_for(key: JobKey, cache: Cache, book: ReservationBook, ended: Collecti
     reserved = book.current(without=key, namespace=key[0], ended=ended)
     usage += [(item.charge, item.uncreated) for item in reserved if item.charge is not None]
     return replace(found, quotas=tuple(quota.with_usage(usage) for quota in found.quotas))
+
+
+def charges_of(key: JobKey, cache: Cache, book: ReservationBook) -> list[tuple[Charge, int]]:
+    """Return what a job charges to quotas by its pods, and will charge by the objects that it reserves.
+
+    These are pairs of the charge of an object and the number of such objects.
+    """
+    found = [(pod.charge, 1) for pod in cache.pods_of(key) if pod.charge is not None]
+    return found + [(item.charge, item.uncreated) for item in book.reserved(key) if item.charge is not None]
 
 
 class FreeResources:

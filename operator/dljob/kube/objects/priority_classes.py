@@ -50,6 +50,10 @@ class PriorityClasses:
         """
         return bool(self._entries) and name is not None and ("", name) not in self._entries
 
+    def values(self) -> tuple[tuple[str, int, bool], ...]:
+        """Return (name, value, True for a default class) of all classes."""
+        return tuple((name, each.seen.value, each.seen.default) for (_, name), each in self._entries.items())
+
     def _find(self, name: str | None) -> PriorityClassSeen | None:
         if name is not None and (found := self._entries.get(("", name))) is not None:
             named: PriorityClassSeen = found.seen

@@ -1,6 +1,7 @@
 """Reasons why no plan is possible. Each has the found value, the expected value and a remedy."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from dljob.cluster import ClusterView
 from dljob.planner.candidates.pools import Eligible, wanted
@@ -35,7 +36,6 @@ def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
 
 def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible | None:
     available = sum(pool.nodes for pool in nodes.pools)
-    reasons = "; ".join(f"{r.summary}: {r.reason}" for r in nodes.refusals[:5])
     if not request.missing and request.global_batch < request.nodes_min:
         return Infeasible(
             "BatchTooSmall",
@@ -64,9 +64,9 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         + (
             f"wait until nodes are free{', or lower nodes.min' if needed > 1 else ''}"
             if busy
-            else "add nodes, lower nodes.min or allow more devices"
+            else _instead_of_too_few(request, available, needed)
         )
-        + (f" ({reasons})" if reasons else ""),
+        + _reasons(nodes.refusals),
         transient=True,
         refusals=nodes.refusals,
     )
@@ -76,9 +76,53 @@ def _selected(labels: Mapping[str, str], request: Request) -> bool:
     return all(labels.get(key) == value for key, value in request.node_selector.items())
 
 
-def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
+def _instead_of_too_few(request: Request, available: int, needed: int) -> str:
+    """Return what users can do if the job has fewer nodes than it needs, busy or not."""
+    missing = needed - available
+    ways = [f"add {missing} {'nodes' if missing > 1 else 'node'} with {' or '.join(request.devices) or 'any device'}"]
+    if available:
+        ways.append(f"lower nodes.min to {available}")
+    if request.devices:
+        ways.append("add device types to spec.devices")
+    if request.node_selector:
+        ways.append("remove labels from scheduling.nodeSelector")
+    return ", or ".join(ways)
+
+
+def _too_few_of_one_kind(request: Request, nodes: Eligible) -> Infeasible | None:
+    """Return ``Infeasible`` if the job has enough nodes only with devices of several kinds, else None."""
+    needed, kinds = max(1, request.nodes_min), Counter[str]()
+    for pool in nodes.pools:
+        kinds[pool.kind] += pool.nodes
+    if request.fixed or not kinds or (most := max(kinds.values())) >= needed:
+        return None
+    listed = " and ".join(f"{count} with {kind}" for kind, count in sorted(kinds.items()))
+    kind = kinds.most_common(1)[0][0]
+    busy = most + nodes.busy >= needed
+    missing = needed - most
+    remedy = f"add {missing} {'nodes' if missing > 1 else 'node'} with {kind}, or lower nodes.min to {most}"
+    return Infeasible(
+        "DeviceBusy" if busy else "TooFewNodes",
+        "spec.nodes.min",
+        f"found {listed}, of the nodes that the job can use; expected at least {needed} nodes with devices of one "
+        f"kind, because a job cannot use several kinds: {'wait until such nodes are free, ' if busy else ''}{remedy}"
+        + _reasons(nodes.refusals),
+        transient=True,
+        refusals=nodes.refusals,
+    )
+
+
+def _reasons(refusals: Sequence[Refusal]) -> str:
+    """Return the reasons why the job cannot use other nodes, for the end of a message."""
+    found = "; ".join(f"{each.summary}: {each.reason}" for each in refusals[:5])
+    return f" ({found})" if found else ""
+
+
+def nothing_fits(request: Request, nodes: Eligible, refusals: tuple[Refusal, ...]) -> Infeasible:
     memory_lines = [r for r in refusals if "does not fit" in r.reason]
     lines = "; ".join(f"{r.summary}: {r.reason}" for r in (memory_lines or refusals)[:4])
+    if not memory_lines and (short := _too_few_of_one_kind(request, nodes)) is not None:
+        return short
     if not memory_lines:
         return Infeasible(
             "TooFewNodes",

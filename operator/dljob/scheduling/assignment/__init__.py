@@ -29,11 +29,11 @@ Each owner (namespace) is entitled to a fraction of each device type: its weight
 that have jobs. If nothing is left for a job whose owner has less, jobs start within the entitlements first, so that an
 owner with many short jobs cannot keep the others from starting.
 
-All jobs of an owner together get no more devices than its quotas allow (``Candidate.allowed``). Otherwise, running jobs
-would give up devices for jobs that cannot start.
+All jobs of an owner together need no more of any resource than its quotas allow (``Candidate.allowed``). Otherwise,
+running jobs would give up devices for jobs that cannot start.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -48,7 +48,18 @@ from dljob.scheduling.assignment.moves import (
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.patience import is_overdue
 from dljob.scheduling.assignment.together import less, together
-from dljob.scheduling.assignment.types import Assignment, Candidate, Choices, Held, Jobs, Option
+from dljob.scheduling.assignment.types import (
+    Assignment,
+    Candidate,
+    Choices,
+    Held,
+    Jobs,
+    Option,
+    QuotaAmounts,
+    exceeds,
+    less_used,
+    sum_of,
+)
 
 __all__ = [
     "Assignment",
@@ -57,14 +68,17 @@ __all__ = [
     "Held",
     "Jobs",
     "Option",
+    "QuotaAmounts",
     "assign",
     "assign_all",
+    "exceeds",
     "gains_by",
     "idle_option",
     "in_order",
     "is_overdue",
     "movers",
     "share",
+    "sum_of",
     "together",
     "total_s",
 ]
@@ -158,10 +172,15 @@ def assign_all(
 
 def _with_held(jobs: Sequence[Candidate], held: Sequence[Held]) -> list[Candidate]:
     """Return the jobs with limits by quotas that are not below what the jobs of an owner hold: it may keep that."""
-    holds = Counter[str]()
+    holds = defaultdict[str, QuotaAmounts](tuple)
     for job, mine in zip(jobs, held, strict=True):
-        holds[job.owner] += sum(mine.devices.values())
-    return [job if job.allowed is None else replace(job, allowed=max(job.allowed, holds[job.owner])) for job in jobs]
+        if job.allowed and mine.uses:
+            holds[job.owner] = sum_of((holds[job.owner], mine.uses))
+
+    return [
+        replace(job, allowed=tuple(map(max, job.allowed, holds[job.owner]))) if job.owner in holds else job
+        for job in jobs
+    ]
 
 
 def _by_priority(
@@ -177,7 +196,7 @@ def _by_priority(
     of jobs; ``choose`` gets those of its own jobs. ``kept``: what jobs of a higher priority leave to these jobs.
     """
     chosen: list[Option | None] = []
-    left, given = dict(free), Counter[str]()
+    left, given = dict(free), defaultdict[str, QuotaAmounts](tuple)
     for _, group in groupby(jobs, key=lambda job: job.priority):
         equal, before = [_less_allowed(job, given[job.owner]) for job in group], len(chosen)
         later = [part for i, part in (kept or {}).items() if i >= before + len(equal)]
@@ -186,10 +205,11 @@ def _by_priority(
         chosen += found
         left = less(left, found)
         for job, part in zip(equal, found, strict=True):
-            given[job.owner] += part.devices if part is not None else 0
+            if part is not None and part.needs:
+                given[job.owner] = sum_of((given[job.owner], part.needs))
     return tuple(chosen)
 
 
-def _less_allowed(job: Candidate, given: int) -> Candidate:
-    """Return a job with what the quotas of its owner still allow after other jobs were ``given`` devices."""
-    return job if job.allowed is None else replace(job, allowed=max(0, job.allowed - given))
+def _less_allowed(job: Candidate, given: QuotaAmounts) -> Candidate:
+    """Return a job with what the quotas of its owner still allow after other jobs were ``given`` this."""
+    return replace(job, allowed=less_used(job.allowed, given)) if given else job

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from dljob.scheduling.assignment.types import Candidate, Choices, Option
+from dljob.scheduling.assignment.types import Candidate, Choices, Option, QuotaAmounts, exceeds, less_used, sum_of
 
 MIN_EXCHANGE = 1.2
 """Smallest factor by which an exchange of devices between two jobs must increase their sum of 1 / T (T: remaining
@@ -83,8 +83,9 @@ def _best_step(
         for worth, added, new in ranks[i]:
             if best is not None and worth <= best[0]:
                 break
-            exceeded = shares.forbids(jobs[i].owner, chosen[i], new) or (within and shares.exceeded(jobs[i].owner, new))
-            if added <= left.get(new.device, 0) and not exceeded:
+            if added > left.get(new.device, 0) or shares.forbids(jobs[i].owner, chosen[i], new):
+                continue
+            if not (within and shares.exceeded(jobs[i].owner, new)):
                 best = worth, i, new
                 break
     return None if best is None else best[1:]
@@ -106,7 +107,7 @@ _ROUNDING = 1e-9
 
 
 class _Shares:
-    """The devices that each owner has been given, the fraction of each type to which it is entitled, and its limit."""
+    """What each owner has been given, the fraction of each device type to which it is entitled, and its quotas."""
 
     def __init__(
         self, jobs: Sequence[Candidate], free: Mapping[str, int], chosen: Sequence[Option | None] = ()
@@ -117,6 +118,7 @@ class _Shares:
         self._entitled = {owner: weight / sum(weights.values()) for owner, weight in weights.items()}
         self._free = free
         self._given: dict[str, Counter[str]] = {owner: Counter() for owner in weights}
+        self._used: dict[str, QuotaAmounts] = dict.fromkeys(weights, ())
         for job, part in zip(jobs, chosen, strict=False):
             if part is not None:
                 self.move(job.owner, None, part)
@@ -127,9 +129,9 @@ class _Shares:
         return self._given[owner][new.device] + new.devices > max(1.0, most) + _ROUNDING
 
     def forbids(self, owner: str, old: Option | None, new: Option) -> bool:
-        """Return True if a step of a job to more devices exceeds what the quotas of the owner allow."""
-        allowed, more = self._allowed[owner], new.devices - (old.devices if old is not None else 0)
-        return allowed is not None and more > 0 and self._given[owner].total() + more > allowed
+        """Return True if a step of a job needs more of a resource than the quotas of the owner allow."""
+        more = new.needs if old is None else less_used(new.needs, old.needs)
+        return exceeds(more, self._used[owner], self._allowed[owner])
 
     def lacks(self, job: Candidate) -> bool:
         """Return True if the owner of a job that got nothing could start it within its entitlement and its quotas."""
@@ -140,13 +142,15 @@ class _Shares:
         if old is not None:
             self._given[owner][old.device] -= old.devices
         self._given[owner][new.device] += new.devices
+        before = old.needs if old is not None else ()
+        self._used[owner] = less_used(sum_of((self._used[owner], new.needs)), before)
 
 
 def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choices:
     """Let pairs of jobs with devices of different types exchange their devices, and return the resulting choices.
 
     Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large, and
-    their owners have no more devices than their quotas allow.
+    their owners use no more than their quotas allow.
     """
     fastest: list[dict[tuple[str, int], Option | None]] = [{} for _ in jobs]
 
@@ -177,10 +181,9 @@ def _exchanged(jobs: Sequence[Candidate], chosen: list[Option | None]) -> Choice
 
 
 def _within_quotas(jobs: Sequence[Candidate], chosen: Sequence[Option | None], owner: str) -> bool:
-    """Return True if an owner gets no more devices than its quotas allow to all its jobs together."""
+    """Return True if the jobs of an owner need no more together than its quotas allow."""
     mine = [(job.allowed, part) for job, part in zip(jobs, chosen, strict=True) if job.owner == owner]
-    allowed, given = mine[0][0], sum(part.devices for _, part in mine if part is not None)
-    return allowed is None or given <= allowed
+    return not exceeds(sum_of(part.needs for _, part in mine if part is not None), (), mine[0][0])
 
 
 MEETS = 100.0

@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, is_overdue
+from dljob.scheduling.assignment import (
+    Candidate,
+    Choices,
+    Held,
+    Option,
+    QuotaAmounts,
+    assign_all,
+    exceeds,
+    is_overdue,
+    sum_of,
+)
 from dljob.scheduling.gain import MIN_LEFT_S
 
 Key = tuple[str, str]
@@ -52,7 +62,7 @@ class JointJob:
     due_s: float | None = None
     preempts: bool = False
     waited_s: float = 0.0
-    allowed: int | None = None
+    allowed: QuotaAmounts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ class _Job:
 
     ``left``: fraction of the training left now that is still left. ``run_s``: seconds of that training on ``devices``,
     as the assignment knows them. ``rested_s``: simulated time from which it may move. ``started``: False if it has
-    never held devices. ``came_s``: simulated time at which it arrives, or 0.
+    never held devices. ``came_s``: simulated time at which it arrives, or 0. ``uses``: what it has of its quotas.
     """
 
     job: JointJob
@@ -116,6 +126,7 @@ class _Job:
     rested_s: float = 0.0
     started: bool = False
     came_s: float = 0.0
+    uses: QuotaAmounts = ()
 
     @property
     def end_s(self) -> float:
@@ -123,7 +134,7 @@ class _Job:
 
     def options(self) -> tuple[Option, ...]:
         left = max(self.left, 1e-9)
-        return tuple(Option(o.device, o.nodes, o.per_node, left * o.seconds) for o in self.job.options)
+        return tuple(Option(o.device, o.nodes, o.per_node, left * o.seconds, o.needs) for o in self.job.options)
 
     def candidate(self, now_s: float) -> Candidate:
         due_s = None if self.job.due_s is None else self.job.due_s - now_s
@@ -135,7 +146,8 @@ class _Job:
         if not self.devices:
             return Held({})
         left_s = self.left * self.run_s
-        return Held(self.devices, left_s, movable=now_s >= self.rested_s - SHORT_S and left_s >= MIN_LEFT_S)
+        movable = now_s >= self.rested_s - SHORT_S and left_s >= MIN_LEFT_S
+        return Held(self.devices, left_s, movable, self.uses)
 
     def advance(self, step_s: float) -> None:
         if not self.devices:
@@ -254,7 +266,7 @@ class _Simulation:
             for job, moved in zip(self.active, moves, strict=True):
                 if moved:
                     self.free.update(job.devices)
-                    job.devices = {}
+                    job.devices, job.uses = {}, ()
         # A job that moves has reserved its part before it stops, so that no waiting job can take it.
         for job, part, _ in sorted(zip(self.active, parts, moves, strict=True), key=lambda each: not each[2]):
             if part is not None and not job.devices:
@@ -276,21 +288,20 @@ class _Simulation:
                 left[mine.device] -= mine.devices
         return len(self._waiting()) < waited
 
-    def _left(self, namespace: str, allowed: int) -> int:
-        """Return how many of the ``allowed`` devices of a namespace its jobs leave."""
-        mine = (each for each in self.active if each.job.key[0] == namespace)
-        return allowed - sum(sum(each.devices.values()) for each in mine)
+    def _used(self, namespace: str) -> QuotaAmounts:
+        """Return what the jobs of a namespace use of its quotas."""
+        return sum_of(each.uses for each in self.active if each.uses and each.job.key[0] == namespace)
 
     def _start(self, job: _Job, free: Mapping[str, int]) -> None:
         """Start a job with its fastest option that fits in ``free``; do nothing if none fits."""
         fitting = [option for option in job.job.options if option.devices <= free.get(option.device, 0)]
-        if fitting and job.job.allowed is not None:
-            most = self._left(job.job.key[0], job.job.allowed)
-            fitting = [option for option in fitting if option.devices <= most]
+        if fitting and job.job.allowed:
+            used = self._used(job.job.key[0])
+            fitting = [option for option in fitting if not exceeds(option.needs, used, job.job.allowed)]
         best = min(fitting, key=lambda option: option.seconds, default=None)
         if best is None:
             return
-        job.devices, job.run_s = {best.device: best.devices}, best.seconds
+        job.devices, job.run_s, job.uses = {best.device: best.devices}, best.seconds, best.needs
         first_steps_s = self.costs.start_s + job.job.first_part * best.seconds * job.factor
         rest_s = self.costs.rest_s if job.started else first_steps_s
         job.starting_s, job.rested_s, job.started = self.costs.start_s, self.now_s + rest_s, True
@@ -304,5 +315,5 @@ class _Simulation:
 def _active(job: JointJob, factor: float) -> _Job:
     return _Job(
         job, factor, dict(job.held.devices), 1.0, job.held.left_s, job.starting_s,
-        job.rest_s if job.held.devices else 0.0, bool(job.held.devices),
+        job.rest_s if job.held.devices else 0.0, bool(job.held.devices), uses=job.held.uses,
     )  # fmt: skip

@@ -90,6 +90,17 @@ class Quota:
             return {}
         return {name: value for name, value in charge.amounts if name in self.hard}
 
+    def total(self, needs: Iterable[tuple[Charge, int]]) -> dict[str, int]:
+        """Return what several objects charge to this quota together, by resource in thousandths.
+
+        ``needs``: pairs of the charge of an object and the number of such objects; negative: they are removed.
+        """
+        found: dict[str, int] = {}
+        for charge, count in needs:
+            for name, value in self.charged(charge).items():
+                found[name] = found.get(name, 0) + value * count
+        return found
+
     def left(self, resource: str) -> int:
         """Return how much of a resource may still be used, in thousandths.
 
@@ -138,6 +149,10 @@ class NamespaceLimits:
     def kept_for(self, needs: Collection[tuple[Charge, int]], own: Collection[tuple[Charge, int]]) -> "NamespaceLimits":
         """Return the limits with ``Quota.kept_for`` of each quota."""
         return replace(self, quotas=tuple(quota.kept_for(needs, own) for quota in self.quotas))
+
+    def unused(self) -> "NamespaceLimits":
+        """Return the limits as if no object used the quotas."""
+        return replace(self, quotas=tuple(replace(quota, used={}) for quota in self.quotas))
 
     def grown(self, before: "NamespaceLimits") -> bool:
         """Return True if these limits may allow a plan that the earlier limits ``before`` did not allow."""
@@ -228,16 +243,32 @@ def shortages(quotas: Iterable[Quota], needs: Iterable[tuple[Charge, int]]) -> t
     """
     needs, found = tuple(needs), []
     for quota in quotas:
-        wanted: dict[str, int] = {}
-        for charge, count in needs:
-            for name, value in quota.charged(charge).items():
-                wanted[name] = wanted.get(name, 0) + value * count
         found += [
             Shortage(quota.name, name, quota.hard[name], quota.used.get(name, 0), value)
-            for name, value in sorted(wanted.items())
+            for name, value in sorted(quota.total(needs).items())
             if value > max(0, quota.left(name))
         ]
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedQuotas:
+    """The quotas of a namespace, as limits for several of its jobs together.
+
+    ``quotas``: with the usage as if these jobs had ended. All amounts that the methods return have one entry for each
+    resource of each quota, in the same order and in thousandths of a unit.
+    """
+
+    quotas: tuple[Quota, ...] = ()
+
+    def allowed(self) -> tuple[int, ...]:
+        """Return what the quotas allow to the jobs together."""
+        return tuple(max(0, quota.left(name)) for quota in self.quotas for name in quota.hard)
+
+    def needed(self, objects: Collection[tuple[Charge, int]]) -> tuple[int, ...]:
+        """Return what objects charge to the quotas: pairs of the charge of an object and their number."""
+        totals = [(quota, quota.total(objects)) for quota in self.quotas]
+        return tuple(total.get(name, 0) for quota, total in totals for name in quota.hard)
 
 
 @dataclass(frozen=True, slots=True)

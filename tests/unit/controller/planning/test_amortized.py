@@ -164,8 +164,8 @@ def test_plans_on_parts_of_the_cluster_are_not_made_again_with_each_change() -> 
         await run_on(cluster, operator, running, "n1")
         key = cluster.submit("elastic", second=1, **{**SPEC, "nodes": {"min": 2, "max": 2}})
         await operator.watch(5.0)
-        question = operator.planning._waiting_for_devices()[key]
-        whole, now_s, asked = operator.planning._queue.view_without(key, {running}), 0.0, list[ClusterView]()
+        question = operator.planning._answers.for_devices()[key]
+        whole, now_s, asked = operator.planning._queue.holdings.view_without(key, {running}), 0.0, list[ClusterView]()
 
         async def ask(question: ParsedJob, view: ClusterView) -> StoredPlan | Infeasible:
             asked.append(view)

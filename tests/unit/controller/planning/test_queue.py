@@ -368,7 +368,7 @@ def test_pods_are_freed_once() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("one", **SMALL)
         await run_on(cluster, operator, key, "n1")
-        queue = operator.planning._queue
-        assert queue.view_without(key, {key}) == queue.view_without(key, ())
+        holdings = operator.planning._queue.holdings
+        assert holdings.view_without(key, {key}) == holdings.view_without(key, ())
 
     on_two_nodes(body)

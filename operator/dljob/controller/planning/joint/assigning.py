@@ -18,24 +18,25 @@ from math import inf
 from dljob.cluster import ClusterView
 from dljob.controller.planning.amortized import Amortized
 from dljob.controller.planning.joint.candidates import Candidates
-from dljob.controller.planning.joint.forecasting import Seen, costs, held_by, moved, planned_devices
+from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
 from dljob.controller.planning.joint.options import Known, KnownOptions, gpu_types, has_part, shape_of
+from dljob.controller.planning.joint.recent_jobs import RecentJobs
 from dljob.controller.planning.joint.shares import Order, Running, Share
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.queue.shadows import Ask
+from dljob.controller.planning.queueing import Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed
-from dljob.job.remaining import RESTART_S, remaining
+from dljob.job.remaining import RESTART_S
 from dljob.job.waiting import ended, stops
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign_all, idle_option
+from dljob.scheduling.assignment import Candidate, Choices, Held, assign_all, idle_option
 from dljob.scheduling.assignment.reasons import Resting, RoomFor
-from dljob.scheduling.forecasting.forecast import WINDOW_S
-from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint
-from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending, JointJob
+from dljob.scheduling.forecasting.joint_forecast import JointQueue
+from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending
 from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.parts import free_devices, left_beside, left_for
 from dljob.status import is_true, previous
@@ -64,17 +65,16 @@ class Assigning:
         on: bool,
     ) -> None:
         """``short``: as of ``Candidates``. ``requeue``: called for each job that moves. ``on``: False: none does."""
-        self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
+        self._cache, self._queue, self._plans, self._short, self._requeue = cache, queue, plans, short, requeue
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, Running] = {}
         self._options = KnownOptions(cache, clock)
-        self._candidates = Candidates(cache, queue, short, clock, now)
+        self._candidates = Candidates(cache, queue, plans, short, clock, now)
         self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
         """The options of the jobs in the last assignment."""
-        self._seen: dict[JobKey, Seen] = {}
-        """The jobs in earlier assignments."""
+        self._recent = RecentJobs(cache, queue, self._candidates, now)
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, Order] = {}
         self._resting: dict[JobKey, Resting] = {}
@@ -131,26 +131,32 @@ class Assigning:
         for state in (self._running, self._shares, self._orders, self._refused_s, self._resting):
             state.clear()
         self._whole.forget()
-        for known in (self._known, self._seen, self._options, self._beyond):
+        for known in (self._known, self._recent, self._options, self._beyond):
             known.clear()
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
     async def share(
-        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], growth: int, ask: Ask
+        self,
+        key: JobKey,
+        question: ParsedJob,
+        waiting: Callable[[], Mapping[JobKey, ParsedJob]],
+        growth: int,
+        ask: Ask,
     ) -> Share | None:
         """Return the share (assigned devices) of a job that is planned now; None: it is planned by itself.
 
-        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
-        jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
+        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: returns
+        the other jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes
+        plans.
         """
         if not self._on or not has_part(question) or not gpu_types(question, self._cache.ledger.view()):
             return None
-        if self._queue.holds_devices(key):
+        if self._queue.holdings.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
         if growth != self._growth or not (key in self._shares or key in self._beyond):
             self._growth = growth
             try:
-                await self._assign({**waiting, key: question}, ask, orders=False)
+                await self._assign({**waiting(), key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
                 about = log_fields(key, self._cache.job(key))
                 log.exception(
@@ -168,16 +174,16 @@ class Assigning:
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
-        if share is None or moving or self._queue.holds_devices(key):
+        if share is None or moving or self._queue.holdings.holds_devices(key):
             return None
         if share.part is None:
             waiting = (each.part for other, each in self._shares.items() if other not in self._running)
             return left_beside(view, waiting)
-        others, own = self._shares.keys() - self._running.keys() - {key}, self._seen.get(key)
+        others, own = self._shares.keys() - self._running.keys() - {key}, self._recent.priority(key)
         first = sorted(
             other
             for other in others
-            if own is None or (seen := self._seen.get(other)) is None or seen.priority >= own.priority
+            if own is None or (priority := self._recent.priority(other)) is None or priority >= own
         )
         return left_for(view, tuple(self._shares[other].part for other in first))
 
@@ -248,7 +254,7 @@ class Assigning:
             options = self._candidates.options(key, known, running=key in running)
             if seen is None or not options:
                 continue
-            job = self._joint_job(key, self._as_seen(question, known), options)
+            job = self._recent.waiting(key, question, known, options)
             job = replace(job, due_s=self._candidates.due_s(key, question, known, running=key in running))
             if key in running and self._is_moving(key) and share is not None and share.part is not None:
                 job = moved(job, share.part, start_s)
@@ -263,32 +269,14 @@ class Assigning:
         for job in jobs:
             free.subtract(job.held.devices)
         endings, first_s = self._endings(left_s.keys() - keys, left_s), max(0.0, self._due_in_s(waiting))
-        return JointQueue(jobs, free, costs(start_s), self._recent(), endings, first_s)
-
-    def _as_seen(self, question: ParsedJob, known: Known) -> Seen:
-        return Seen(known, self._candidates.priority(question), self._queue.preempts(question))
-
-    def _joint_job(self, key: JobKey, job: Seen, options: tuple[Option, ...]) -> JointJob:
-        return job.joint(key, options, self._queue.policy.weight(key[0]), self._candidates.allowed(key[0]))
-
-    def _recent(self) -> list[RecentJoint]:
-        """Return the jobs of earlier assignments that were created within the last ``WINDOW_S`` seconds."""
-        found, now = [], self._now()
-        for key, seen in list(self._seen.items()):
-            job = self._cache.job(key)
-            age_s = (now - job.created).total_seconds() if job is not None else WINDOW_S
-            if age_s >= WINDOW_S:
-                del self._seen[key]
-            elif age_s >= 0:
-                found.append(RecentJoint(age_s, self._joint_job(key, seen, seen.known.options)))
-        return found
+        return JointQueue(jobs, free, costs(start_s), self._recent.expected(), endings, first_s)
 
     def _endings(self, others: set[JobKey], left_s: Mapping[JobKey, float]) -> list[Ending]:
         """Return when those of the jobs ``others`` that hold devices will give them up."""
         return [
             Ending(left_s[job.key], planned_devices(self._plans.known(job.key)))
             for job in self._cache.jobs()
-            if job.key in others and self._queue.holds_devices(job.key) and not ended(job)
+            if job.key in others and self._queue.holdings.holds_devices(job.key) and not ended(job)
         ]
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
@@ -297,22 +285,26 @@ class Assigning:
         ``orders``: True: also order running jobs to move to their parts. False: only check the orders that are given:
         one that no longer repays is withdrawn. The part of a job that has decided to move stays until it has moved.
         """
+        # A job whose plan a quota refused keeps its share: without it, the job would be planned again at once.
+        waiting = {key: each for key, each in self._short().items() if key in self._shares} | dict(waiting)
         nodes = self._cache.ledger.view()
         mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
         line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
-        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
+        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holdings.holds_devices(key)}
         self._beyond = set(line[MAX_JOBS:])
         staying = [
             key
             for key in self._running
-            if self._queue.holds_devices(key) and not self._is_moving(key) and self._candidates.is_on_known_nodes(key)
+            if self._queue.holdings.holds_devices(key)
+            and not self._is_moving(key)
+            and self._candidates.is_on_known_nodes(key)
         ]
         running = {key: self._running[key].question for key in staying}
         whole = self._whole.of(self._cache.ledger.version)
         asked, shape = {**questions, **running}, shape_of(whole)
         known = {key: await self._options.of(key, question, whole, shape, ask) for key, question in asked.items()}
-        await self._candidates.look(asked, known, ask)
-        questions = {key: each for key, each in questions.items() if not self._queue.holds_devices(key)}
+        await self._candidates.quotas.look(asked, known, ask)
+        questions = {key: each for key, each in questions.items() if not self._queue.holdings.holds_devices(key)}
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
@@ -327,13 +319,13 @@ class Assigning:
         view = self._view_without(set(keys))  # The devices of a job without options are not for others.
         self._queue.overdue = frozenset(key for key, job in zip(keys, jobs, strict=True) if job.overdue)
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
-        self._seen.update((key, self._as_seen(question, known[key])) for key, question in everyone)
+        self._recent.note(everyone, known)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
         free = free_devices(view)
         if len(keys) >= 2:  # A job that is alone may use all devices, also of several types.
             found = assign_all(jobs, held, free, RESTART_S)
-            parts = [part and replace(part, seconds=0.0) for part in found.parts]
+            parts = [part and replace(part, seconds=0.0, needs=()) for part in found.parts]
             given = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
             for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
                 if part is not None or key in questions:
@@ -391,10 +383,9 @@ class Assigning:
         if not keys:
             return ClusterView(())
         self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
-        return self._queue.view_without(min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)})
+        return self._queue.holdings.view_without(
+            min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)}
+        )
 
     def _held(self, key: JobKey) -> Held:
-        job, devices = self._cache.job(key), planned_devices(self._plans.known(key))
-        if not devices or job is None:
-            return Held({})
-        return Held(devices, remaining(previous(job)).p50, self._running[key].movable)
+        return self._candidates.held(key, movable=self._running[key].movable)

@@ -1,18 +1,18 @@
-"""What an assignment knows of one job: its options as far as quotas allow them, its deadline, and its wait."""
+"""What an assignment knows of one job: its options, what it holds, its deadline, and its wait."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
-from dljob.cluster.catalogue import GPU_RESOURCES, vendor
-from dljob.controller.planning.answers import First
-from dljob.controller.planning.joint.options import Known, due_s, left
-from dljob.controller.planning.queueing import Ask, Queue
+from dljob.controller.planning.joint.forecasting import planned_devices
+from dljob.controller.planning.joint.options import Known, due_s
+from dljob.controller.planning.joint.quotas import Quotas
+from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.queueing import Queue
 from dljob.job.observed import JobSeen
-from dljob.job.remaining import RESTART_S
+from dljob.job.remaining import RESTART_S, remaining
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import NamespaceLimits, Quota
-from dljob.scheduling.assignment import Candidate, Option, is_overdue
+from dljob.scheduling.assignment import Candidate, Held, Option, is_overdue
 from dljob.status import FALSE, find, is_true, previous
 
 
@@ -23,16 +23,14 @@ class Candidates:
         self,
         cache: Cache,
         queue: Queue,
+        plans: PlansByJob,
         short: Callable[[], Mapping[JobKey, ParsedJob]],
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
-        """``short``: returns the jobs that wait for the quotas of their namespaces, as they are planned."""
-        self._cache, self._queue, self._short, self._clock, self._now = cache, queue, short, clock, now
-        self._first: dict[JobKey, First] = {}
-        """For each job that must leave quota to an earlier one of its namespace, that one."""
-        self._allowed: dict[str, int | None] = {}
-        """For each namespace, the number of GPUs that its quotas allow to all candidates together; None: any number."""
+        """``short``: as of ``Quotas``."""
+        self._cache, self._queue, self._plans, self._now = cache, queue, plans, now
+        self.quotas = Quotas(cache, queue, plans, short, clock)
         self._resumed: dict[JobKey, datetime] = {}
         """When each waiting job whose status still says that it is suspended was first seen waiting."""
 
@@ -50,62 +48,20 @@ class Candidates:
             self.due_s(key, question, known, running=running),
             self._queue.preempts(question),
             not running and is_overdue(self.waited_s(job), options),
-            self.allowed(key[0]),
+            self.quotas.allowed(key[0]),
         )
-
-    def allowed(self, namespace: str) -> int | None:
-        """Return ``Candidate.allowed`` of the jobs of a namespace."""
-        return self._allowed.get(namespace)
 
     def options(self, key: JobKey, known: Known, *, running: bool) -> tuple[Option, ...]:
         """Return the options of a job, for the rest of its training, for which its namespace has the quota."""
-        job = self._cache.job(key)
-        if job is None or not known.options:
-            return ()
-        limits, first = self._queue.limits_without(key), self._first.get(key)
-        beside = limits if first is None else self._queue.limits_beside(key, limits, first)
+        held = planned_devices(self._plans.known(key)) if running else {}
+        return self.quotas.options(key, known, held, running=running)
 
-        def allowed(option: Option) -> bool:
-            ends = first is None or first.shadow.after(self._clock(), option.seconds * known.spread)
-            return _allowed(_unscoped(limits if ends else beside), option)
-
-        return tuple(filter(allowed, left(known, previous(job), running=running)))
-
-    async def look(self, questions: Mapping[JobKey, ParsedJob], known: Mapping[JobKey, Known], ask: Ask) -> None:
-        """Find what quotas allow to the jobs ``questions``, and which must leave some to the first in line.
-
-        ``Queue.without_delay`` admits no other plan of them. In line are the jobs of the namespace that wait for quota,
-        also those that wait for devices as well. ``known``: the options of the jobs. ``ask``: makes plans.
-        """
-        self._first.clear()
-        namespaces = {namespace for namespace, _ in questions}
-        self._allowed = {name: self._left([key for key in questions if key[0] == name], known) for name in namespaces}
-        lines: dict[str, dict[JobKey, ParsedJob]] = {}
-        for key, each in {**self._short(), **questions}.items():
-            if key not in questions or self._lacks_quota(key, known[key]):
-                lines.setdefault(key[0], {})[key] = each
-        firsts = {name: await self._queue.first(lines[name], ask) for name in sorted(namespaces & lines.keys())}
-        for key, question in questions.items():
-            if (first := firsts.get(key[0])) is not None:
-                its, mine = self._queue.job(lines[key[0]][first.key]), self._queue.job(question)
-                if self._queue.is_before(its, mine, holds=self._queue.holds_devices(key)):
-                    self._first[key] = first
-
-    def _left(self, keys: Sequence[JobKey], known: Mapping[JobKey, Known]) -> int | None:
-        """Return how many GPUs the quotas of a namespace leave to its jobs ``keys``, with those that they hold.
-
-        Return None if that is any number, or if the jobs may use GPUs of several vendors, which have other quotas.
-        """
-        vendors = {vendor(option.device) for key in keys for option in known[key].options}
-        if len(vendors) != 1:
-            return None
-        gpus = f"requests.{GPU_RESOURCES.get(vendors.pop(), '')}"
-        quotas = _unscoped(self._queue.limits_without(keys[0], keys))
-        return min((max(0, quota.left(gpus)) // 1000 for quota in quotas if gpus in quota.hard), default=None)
-
-    def _lacks_quota(self, key: JobKey, known: Known) -> bool:
-        """Return True if a job waits, and its namespace has the quota for none of its options."""
-        return bool(known.options) and not (self._queue.holds_devices(key) or self.options(key, known, running=False))
+    def held(self, key: JobKey, *, movable: bool) -> Held:
+        """Return what a running job holds. ``movable``: as of ``Held``."""
+        job, devices = self._cache.job(key), planned_devices(self._plans.known(key))
+        if not devices or job is None:
+            return Held({})
+        return Held(devices, remaining(previous(job)).p50, movable, self.quotas.uses(key))
 
     def waited_s(self, job: JobSeen) -> float:
         """Return the seconds for which a job without devices has waited since it was created, stopped or resumed.
@@ -141,22 +97,3 @@ class Candidates:
         It leaves out nodes that take no pods, such as cordoned ones. Their devices are not there for other jobs.
         """
         return all(pod.node is None or self._cache.ledger.has_node(pod.node) for pod in self._cache.pods_of(key))
-
-
-def _unscoped(limits: NamespaceLimits) -> list[Quota]:
-    """Return the quotas without scopes.
-
-    Scopes select pods, which do not exist yet. The planner, which knows them, compares its plans with all quotas.
-    """
-    return [quota for quota in limits.quotas if not quota.scopes]
-
-
-def _allowed(quotas: Sequence[Quota], option: Option) -> bool:
-    """Return True if the quotas leave enough GPUs and pods for an option."""
-    gpus = GPU_RESOURCES.get(vendor(option.device), "")
-    needs = {f"requests.{gpus}": option.devices, "pods": option.nodes, "count/pods": option.nodes}
-    return all(
-        name not in quota.hard or 1000 * count <= max(0, quota.left(name))
-        for quota in quotas
-        for name, count in needs.items()
-    )

@@ -1,42 +1,18 @@
 """The jobs of a joint assignment as a forecast sees them: what they hold, how long they rest, and what moves cost."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from dljob.api import DLJobStatus
-from dljob.controller.planning.joint.options import Known
 from dljob.job.remaining import RESTART_S
 from dljob.job.reservation import PlannedPods
-from dljob.kube import JobKey
 from dljob.reconcile.planning.resize import CONDITION
 from dljob.scheduling.assignment import Held, Option
 from dljob.scheduling.forecasting.joint_simulation import Costs, JointJob
 from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.status import find
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A job in an assignment. ``preempts``: running jobs of a lower priority may stop for it."""
-
-    known: Known
-    priority: int
-    preempts: bool
-
-    def joint(self, key: JobKey, options: tuple[Option, ...], weight: float, allowed: int | None) -> JointJob:
-        """Return the job with these options. ``weight``, ``allowed``: those of its namespace."""
-        return JointJob(
-            key,
-            self.priority,
-            options,
-            self.known.spread,
-            first_part=self.known.first_part,
-            weight=weight,
-            preempts=self.preempts,
-            allowed=allowed,
-        )
 
 
 def costs(start_s: float) -> Costs:
@@ -65,9 +41,10 @@ def held_by(
 
 def moved(job: JointJob, part: Option, start_s: float) -> JointJob:
     """Return a job that stops to move to its part as if it held the part already, and still had to start."""
-    same = (each.seconds for each in job.options if (each.device, each.devices) == (part.device, part.devices))
-    left_s = next(same, min((each.seconds for each in job.options), default=0.0))
-    return replace(job, held=Held({part.device: part.devices}, left_s), rest_s=MIN_BETWEEN_S, starting_s=start_s)
+    same = (each for each in job.options if (each.device, each.devices) == (part.device, part.devices))
+    mine = next(same, None) or min(job.options, key=lambda each: each.seconds, default=part)
+    held = Held({part.device: part.devices}, mine.seconds, uses=mine.needs)
+    return replace(job, held=held, rest_s=MIN_BETWEEN_S, starting_s=start_s)
 
 
 def planned_devices(pods: PlannedPods | None) -> dict[str, int]:

@@ -8,15 +8,17 @@ from math import inf
 
 from dljob.api import DLJobStatus
 from dljob.cluster import ClusterView
-from dljob.controller.planning.answers import plan_only
+from dljob.controller.planning.answers import plan_only, with_limits
 from dljob.controller.planning.growing import usable_nodes
-from dljob.controller.planning.queueing import Ask
+from dljob.controller.planning.queue.shadows import Ask
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import left_part, run_p90_s, slowdown
 from dljob.kube import Cache, JobKey
 from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.limits import quota_needs
 from dljob.reconcile.planning.resize import MIN_STEPS
+from dljob.scheduling import Charge, NamespaceLimits
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import device_parts
@@ -26,6 +28,8 @@ MAX_KNOWN = 512
 """Maximum number of requests (jobs with equal specs, on an equal cluster) whose options are stored."""
 OPTIONS_S = 600.0
 """Seconds after which a job's options (plans on devices of one type) are made again: labels of nodes may change."""
+Charges = tuple[tuple[Charge, int], ...]
+"""Pairs of what an object charges to quotas, and the number of such objects."""
 MAX_OF_LEAST = 1.1
 """Largest energy (or cost) of an option relative to the job's best option, if the job minimizes energy (or cost)."""
 
@@ -34,12 +38,14 @@ MAX_OF_LEAST = 1.1
 class Known:
     """The options of a job for its whole training. ``spread``: 90th percentile of their seconds / median.
 
-    ``first_part``: part of the training that the first steps are, before which a job does not move.
+    ``first_part``: part of the training that the first steps are, before which a job does not move. ``charges``: for
+    each option, what its objects charge to quotas, as ``quota_needs`` returns it.
     """
 
     options: tuple[Option, ...]
     spread: float = 1.0
     first_part: float = 0.0
+    charges: tuple[Charges, ...] = ()
 
 
 class KnownOptions:
@@ -47,8 +53,8 @@ class KnownOptions:
 
     def __init__(self, cache: Cache, clock: Callable[[], float]) -> None:
         self._cache, self._clock = cache, clock
-        self._known: OrderedDict[Hashable, tuple[float, Known]] = OrderedDict()
-        """For each request, the time when its options were made, and the options."""
+        self._known: OrderedDict[Hashable, tuple[float, NamespaceLimits, Known]] = OrderedDict()
+        """For each request, the time when its options were made, the limits of the namespace then, and the options."""
 
     def clear(self) -> None:
         self._known.clear()
@@ -56,19 +62,21 @@ class KnownOptions:
     async def of(self, key: JobKey, question: ParsedJob, whole: ClusterView, shape: Hashable, ask: Ask) -> Known:
         """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
 
-        ``Option.seconds`` covers the whole training, not only the rest. ``whole``: the cluster as if all jobs had
-        ended. ``shape``: its ``shape_of``. ``ask``: makes plans.
+        Nothing else uses the quotas of its namespace then. ``Option.seconds`` covers the whole training, not only the
+        rest. ``whole``: the cluster as if all jobs had ended. ``shape``: its ``shape_of``. ``ask``: makes plans.
         """
+        limits = self._cache.limits(key[0]).unused()
         request = (
             key[0], question.digest, bool(question.one_node_claim), tuple(sorted(question.observed.left_out)),
             question.memory_to_try, question.volumes, question.refused_ranks, self._cache.profiles_version, shape,
+            bool(limits.quotas and question.observed.claims),
         )  # fmt: skip
         known = self._known.get(request)
-        if known is not None and self._clock() - known[0] < OPTIONS_S:
+        if known is not None and self._clock() - known[0] < OPTIONS_S and known[1] == limits:
             self._known.move_to_end(request)
-            return known[1]
-        found = await _found(question, usable_nodes(question, whole), ask)
-        self._known[request] = (self._clock(), found)
+            return known[2]
+        found = await _found(with_limits(question, limits), usable_nodes(question, whole), ask)
+        self._known[request] = (self._clock(), limits, found)
         self._known.move_to_end(request)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
@@ -82,7 +90,7 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
     energy (or cost), if the job minimizes it.
     """
     asked = replace(question, accepted=None, report=None)
-    found: list[tuple[Option, float, float]] = []
+    found: list[tuple[Option, float, float, Charges]] = []
     first_part = 0.0
     types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
     for device in types[:MAX_DEVICE_TYPES]:
@@ -99,10 +107,12 @@ async def _found(question: ParsedJob, whole: ClusterView, ask: Ask) -> Known:
                 best_s = predicted.total_seconds
                 spread = (run_p90_s(predicted) or best_s) / best_s
                 first_part = min(1.0, MIN_STEPS * predicted.step_seconds / best_s)
-                found.append((Option(device, *size, best_s), _expense(question, plan), spread))
-    least = min((expense for _, expense, _ in found), default=0.0)
-    kept = [(option, spread) for option, expense, spread in found if expense <= MAX_OF_LEAST * least]
-    return Known(tuple(option for option, _ in kept), max((spread for _, spread in kept), default=1.0), first_part)
+                charges = tuple(quota_needs(plan))
+                found.append((Option(device, *size, best_s), _expense(question, plan), spread, charges))
+    least = min((expense for _, expense, _, _ in found), default=0.0)
+    kept = [each for each in found if each[1] <= MAX_OF_LEAST * least]
+    spread = max((each[2] for each in kept), default=1.0)
+    return Known(tuple(each[0] for each in kept), spread, first_part, tuple(each[3] for each in kept))
 
 
 def left(known: Known, status: DLJobStatus, *, running: bool) -> tuple[Option, ...]:

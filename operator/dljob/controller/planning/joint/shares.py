@@ -1,12 +1,10 @@
 """What an assignment of devices to all jobs together says about one job: its devices, and the order to move to them."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
-from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.assignment.reasons import RoomFor
@@ -32,19 +30,13 @@ class Share:
         return part_of(usable_nodes(question, view), self.part, view)
 
 
-def not_passed_over(
-    share: Share | None, waiting: Mapping[JobKey, ParsedJob], of: Callable[[JobKey], Share | None]
-) -> dict[JobKey, ParsedJob]:
-    """Return the jobs in ``waiting`` that a job with this ``share`` must not delay if they are before it in line.
+def may_not_delay(share: Share | None, its: Share | None) -> bool:
+    """Return True if a job with this ``share`` must not delay a waiting job with the share ``its`` before it in line.
 
-    If the job has a part, these are not the jobs that got none in the same assignment: it gave the devices to others.
-    A job that is overdue counts anyway: it may need more devices than become free at once. ``of``: returns the share of
-    a job.
+    If the job has a part, it may delay the jobs that got none in the same assignment: that gave the devices to others.
+    It may not delay a job that is overdue anyway, which may need more devices than become free at once.
     """
-    if share is None or share.part is None:
-        return dict(waiting)
-    shares = {key: of(key) for key in waiting}
-    return {key: waiting[key] for key, its in shares.items() if its is None or its.part is not None or its.overdue}
+    return share is None or share.part is None or its is None or its.part is not None or its.overdue
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,7 @@ def test_wait_is_forecast_by_the_rule_that_decides_and_its_error_is_learned() ->
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         outlooks = operator.planning._outlooks
         first, second = await one_behind_another(cluster, operator, 45.0)
-        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0, {})
+        queue = operator.planning._assigning.queue(operator.planning._answers.for_devices(), 20.0, {})
         assert queue is not None and [job.key for job in queue.jobs] == [first, second]
         running, waiting = queue.jobs
         assert 0 < waiting.first_part < 1e-3  # 20 of a million epochs of steps.
@@ -341,7 +341,7 @@ def test_forecast_knows_the_part_of_a_job_that_moves() -> None:
         assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
         third = cluster.submit("third", second=2, **SHORT)
         await operator.watch(20.0)
-        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0, {})
+        queue = operator.planning._assigning.queue(operator.planning._answers.for_devices(), 20.0, {})
         assert queue is not None
         assert {job.key: job.held.devices for job in queue.jobs} == {first: {T4: 2}, second: {}, third: {}}
         outlook = operator.planning.outlook(second)
@@ -357,7 +357,7 @@ def test_forecast_expects_jobs_that_preempt_as_recent_ones_did(preempts: bool) -
         operator.now = cluster.now = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
         cluster.priority_class("usual", 0, default=True)
         await one_behind_another(cluster, operator, 45.0)
-        queue = operator.planning._assigning.queue(operator.planning._waiting_for_devices(), 20.0, {})
+        queue = operator.planning._assigning.queue(operator.planning._answers.for_devices(), 20.0, {})
         assert queue is not None and len(queue.recent) == 2
         assert {each.job.preempts for each in queue.recent} == {job.preempts for job in queue.jobs} == {preempts}
 
@@ -369,7 +369,7 @@ def test_forecast_knows_when_a_job_ends_that_does_not_take_part() -> None:
         assigning = operator.planning._assigning
         first, second = await one_behind_another(cluster, operator, 45.0)
         assigning.forget(first)
-        waiting = operator.planning._waiting_for_devices()
+        waiting = operator.planning._answers.for_devices()
         queue = assigning.queue(waiting, 20.0, {first: 7.0, ("team-a", "gone"): 9.0})
         assert queue is not None and [job.key for job in queue.jobs] == [second]
         assert queue.endings == [Ending(7.0, {T4: 4})]
@@ -381,7 +381,7 @@ def test_forecast_knows_when_devices_are_assigned_again() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         assigning = operator.planning._assigning
         await one_behind_another(cluster, operator, 100.0)
-        queue = assigning.queue(operator.planning._waiting_for_devices(), 20.0, {})
+        queue = assigning.queue(operator.planning._answers.for_devices(), 20.0, {})
         assert queue is not None
         due_s = now_s() + queue.first_s
         assert 0.0 <= queue.first_s <= AGAIN_S
@@ -389,7 +389,7 @@ def test_forecast_knows_when_devices_are_assigned_again() -> None:
         assert due_s <= assigning._made_s <= due_s + TICK_S
         cluster.submit("third", second=2, **OTHER)
         await operator.watch(2.0)
-        queue = assigning.queue(operator.planning._waiting_for_devices(), 20.0, {})
+        queue = assigning.queue(operator.planning._answers.for_devices(), 20.0, {})
         assert queue is not None and queue.first_s <= LOOK_S
 
     together({"n1": T4}, body, gpus=4)

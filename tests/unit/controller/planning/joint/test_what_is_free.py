@@ -171,20 +171,3 @@ def test_no_job_moves_for_one_that_may_not_take_the_quota_of_an_earlier_one(epoc
         assert operator.condition(large, "Resizing") == (("True", "DevicesReassigned") if moves else None)
 
     together({f"n{i}": T4 for i in range(1, 7)}, body)
-
-
-def test_jobs_of_a_namespace_get_no_more_together_than_its_quota_allows() -> None:
-    """Fixed bug: each was compared with the quota alone, and a running job gave up devices that none might use."""
-
-    async def body(cluster: FakeCluster, operator: Operator) -> None:
-        cluster.quota("team-a", **{"requests.nvidia.com/gpu": "1"})
-        large = cluster.submit("large", "team-b", **LONG)
-        await operator.watch(2.0)
-        await train(cluster, operator, large, "n1")
-        assert await devices_of(cluster, large) == {T4: 8}
-        keys = [cluster.submit(f"short-{i}", second=i + 1, **{**SHORT, "seed": i}) for i in range(6)]
-        await operator.watch(45.0)
-        assert operator.condition(large, "Resizing") == ("True", "DevicesReassigned")
-        assert (part(operator, large), [part(operator, key) for key in keys].count(1)) == (4, 1)
-
-    together({"n1": T4}, body, gpus=8)

@@ -1,0 +1,1 @@
+"""Parts of the queue: shadow reservations, and what jobs hold."""
