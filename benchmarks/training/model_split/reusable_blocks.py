@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 from benchmarks.lib.figures import at_most, machine, ratio
-from benchmarks.training.model_split.memory import MIB, MODELS, Case, cases, measured_nbytes
+from benchmarks.training.model_split.memory import MIB, Case, cases, measured_nbytes
 
+from dljob.perf.workload.models import MODELS
 from dltrain.host import heap
 from dltrain.launch.preload import preload
 
