@@ -55,7 +55,19 @@ def environment(**extra: str) -> dict[str, str]:
     """Return the environment without variables of MPI or the agent, with the checkout importable, and with ``extra``."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "DLTRAIN_"))}
     path = [str(ROOT / "operator"), str(ROOT / "operator/contract"), str(ROOT / "trainer-image"), str(ROOT / "tests")]
-    return inherited | {"PYTHONPATH": os.pathsep.join(path)} | extra
+    return inherited | {"PYTHONPATH": os.pathsep.join(path), "PRTE_MCA_prte_tmpdir_base": sessions()} | extra
+
+
+@cache
+def sessions() -> str:
+    """Make a folder for the files of each mpirun of this process, and return its path.
+
+    mpirun names its own folder by its process id, and a killed one leaves it. Another mpirun with this id cannot start
+    beside its files.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="mpi-", dir="/tmp", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 @cache
