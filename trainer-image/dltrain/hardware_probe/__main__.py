@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.serve is not None:
             from dltrain.hardware_probe import link
 
-            link.serve(given.serve, given.seconds)
+            link.serve(socket.create_server(("", given.serve)), given.seconds)
             return 0
         if given.only_link:
             return _only_link(peer)

@@ -16,10 +16,13 @@ _IDLE_S = 10.0
 _PING, _DATA, _END = b"p", b"d", b"e"
 
 
-def serve(port: int, seconds: float, host: str = "") -> int:
-    """Answer peers on a TCP port for ``seconds`` seconds. Return the number of peers that connected."""
+def serve(server: socket.socket, seconds: float) -> int:
+    """Answer peers for ``seconds`` seconds. Return the number of peers that connected.
+
+    ``server``: a listening TCP socket, which is closed at the end.
+    """
     served = 0
-    with socket.create_server((host, port)) as server:
+    with server:
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
             server.settimeout(left_s)
