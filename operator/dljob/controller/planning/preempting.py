@@ -22,7 +22,7 @@ from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
 from dljob.job.reservation import PlannedPods, plan_reservation
-from dljob.job.waiting import often_timed_out, stops
+from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -171,7 +171,7 @@ class Preempting:
         self._in_vain = jobs, now_s
         for line in (*self._pools(waiting), *self._lines(short, running)):
             in_order = self._queue.in_order(line.values())
-            first = await self._queue.first((each for each in in_order if self._starts(each[0])), ask)
+            first = await self._queue.first((each for each in in_order if self._queue.starts(each[0].key)), ask)
             if first is None:
                 continue
             if first.shadow.start_s - now_s <= SOON_S:
@@ -198,14 +198,6 @@ class Preempting:
             groups = [*(each for each in groups if each.isdisjoint(types)), types.union(*joined)]
         pools = [{key: waiting[key] for key, types in types_of.items() if types and types <= each} for each in groups]
         return sorted(pools, key=lambda pool: min(self._queue.job(each).place for each in pool.values()))
-
-    def _starts(self, waiting: QueuedJob) -> bool:
-        """Return False for a job whose starts failed so often that no job stops for it. The next one counts as first.
-
-        It gets devices before that one nevertheless, but releases them after its start time-out.
-        """
-        job = self._cache.job(waiting.key)
-        return job is None or not often_timed_out(job)
 
     def _lines(
         self, short: Mapping[JobKey, ParsedJob], running: Mapping[JobKey, Preemptible]

@@ -111,9 +111,16 @@ class Queue:
     def preempts(self, question: ParsedJob) -> bool:
         """Return True if running jobs of a lower priority may stop for a job, because it will probably run then."""
         named = question.spec.scheduling.priority_class_name if question.spec is not None else None
-        job = self._cache.job(question.observed.job.key)
-        starts = job is None or not often_timed_out(job)
+        starts = self.starts(question.observed.job.key)
         return self._policy.preempts and starts and self._cache.priority_classes.preempts(named)
+
+    def starts(self, key: JobKey) -> bool:
+        """Return False for a job whose starts failed so often that no job stops for it. The next one counts as first.
+
+        It gets devices before that one nevertheless, but releases them after its start time-out.
+        """
+        job = self._cache.job(key)
+        return job is None or not often_timed_out(job)
 
     def recent(self, job: JobSeen) -> QueuedJob:
         """Return what the place of a job in the queue depended on when it was created, for forecasts.
