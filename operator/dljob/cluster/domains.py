@@ -168,7 +168,7 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
     In the domain of all nodes, the scheduler decides whether a plan gets spot nodes. Therefore, this domain has the
     price of on-demand nodes and the interruptions of spot nodes. In three cases, return only one domain:
 
-    - the nodes that are not spot nodes, if ``avoid_spot`` is True;
+    - the nodes that are not spot nodes, if ``avoid_spot`` is True and spot nodes have labels;
     - ``ANYWHERE``, if there are no spot nodes, or if ``Spot.differs`` is False;
     - the spot nodes, if all nodes are spot nodes.
 
@@ -177,7 +177,7 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
     """
     names = sorted(set(spot.labels))
     others = ANYWHERE.narrowed("on nodes that are not spot nodes", *(Requirement(k, "NotIn", (v,)) for k, v in names))
-    if avoid_spot:
+    if avoid_spot and names:
         return [others]
     labels = [(k, v) for k, v in names if any(node.labels.get(k) == v for node in nodes)]
     if not labels or not spot.differs:

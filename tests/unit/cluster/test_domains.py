@@ -4,6 +4,7 @@ import pytest
 
 from dljob.cluster import Node
 from dljob.cluster.domains import (
+    ANYWHERE,
     MAX_DOMAINS,
     RACK_LABEL,
     SPOT_LABELS,
@@ -74,6 +75,10 @@ def test_spot_nodes_that_come_later_do_not_belong_to_the_others_either(now: list
     assert not any(map(avoiding.has, later)) and avoiding.has(now[0])
     for found in domains(now, Topology(), SPOT):
         assert found.interruptions_per_h or not found.terms or not any(map(found.has, later))
+
+
+def test_nothing_is_avoided_if_spot_nodes_have_no_labels() -> None:
+    assert domains([], Topology(), Spot(labels=()), avoid_spot=True) == [ANYWHERE]
 
 
 def test_a_wide_domain_has_the_network_of_all_borders() -> None:
