@@ -28,11 +28,8 @@ class Jobs:
 
     def __init__(self, number: int) -> None:
         self.api, self.jobs = FakeApi(), [job(name=f"job-{i}", uid=f"uid-{i}") for i in range(number)]
-        self.kube = self.new_operator()
-
-    def new_operator(self) -> Kube:
         api: Any = self.api
-        return Kube(api, Cache(now=lambda: NOW), RESYNC_S)
+        self.kube = Kube(api, Cache(now=lambda: NOW), RESYNC_S)
 
     async def apply_all(self) -> None:
         for each in self.jobs:
@@ -156,8 +153,8 @@ def test_changed_object_among_those_of_many_jobs_is_applied_again(change: str, l
     run(MANY, body)
 
 
-def test_role_without_permission_to_list_costs_one_request(later: Callable[[float], None]) -> None:
-    """Roles of an older release have only ``get``. The objects of the other kinds are still listed for nothing."""
+def test_missing_permission_to_list_costs_one_request_for_each_kind(later: Callable[[float], None]) -> None:
+    """Roles of an older release have only ``get``. The operator then asks for each object, as it did before."""
 
     async def body(jobs: Jobs) -> None:
         jobs.api.unlisted = {kind: ApiError(403, "Forbidden", "cannot list") for kind in ("Service", "Role")}

@@ -21,6 +21,17 @@ def on(device: str, nodes: int, *, priority: str = "", **more: object) -> Json:
     return {**SAVES, "devices": [device], "nodes": {"min": nodes, "max": nodes}, **scheduling, **more}
 
 
+def two_pools() -> FakeCluster:
+    """Return two nodes with a T4 and one with an A100."""
+    cluster = FakeCluster()
+    for name, device in (("n1", T4), ("n2", T4), ("a1", A100)):
+        cluster.node(name, device, 1)
+    cluster.claim("data", "ReadWriteMany")
+    cluster.priority_class("urgent", 1000)
+    cluster.priority_class("high", 500)
+    return cluster
+
+
 def behind_another_pool(body: Body, *, preempts: bool = False, together: bool = False) -> None:
     """Run a test on two nodes with a T4 and one with an A100, for which an urgent job waits, the first in line.
 
@@ -28,12 +39,7 @@ def behind_another_pool(body: Body, *, preempts: bool = False, together: bool = 
     """
 
     async def main() -> None:
-        cluster = FakeCluster()
-        for name, device in (("n1", T4), ("n2", T4), ("a1", A100)):
-            cluster.node(name, device, 1)
-        cluster.claim("data", "ReadWriteMany")
-        cluster.priority_class("urgent", 1000)
-        cluster.priority_class("high", 500)
+        cluster = two_pools()
         async with Operator(cluster, preempts=preempts, together=together) as operator:
             await start(cluster, operator, cluster.submit("holder", **on(A100, 1, priority="urgent")), "a1")
             first = cluster.submit("first", second=1, **on(A100, 1, priority="urgent"))
@@ -97,12 +103,7 @@ def test_jobs_stop_for_the_first_of_each_pool() -> None:
     """The pods of the first job that stops take long to write their checkpoint."""
 
     async def main() -> None:
-        cluster = FakeCluster()
-        for name, device in (("n1", T4), ("n2", T4), ("a1", A100)):
-            cluster.node(name, device, 1)
-        cluster.claim("data", "ReadWriteMany")
-        cluster.priority_class("urgent", 1000)
-        cluster.priority_class("high", 500)
+        cluster = two_pools()
         async with Operator(cluster, preempts=True) as operator:
             lows = [cluster.submit("low-a100", **on(A100, 1)), cluster.submit("low-t4", second=1, **on(T4, 2))]
             for key, nodes in zip(lows, (("a1",), ("n1", "n2")), strict=True):
