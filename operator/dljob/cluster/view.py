@@ -6,7 +6,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -53,6 +53,23 @@ class Node:
     """True if no pod of a job can run on the node, because of its operating system or architecture (``left_out``)."""
     exists: bool = True
     """False for a node that an autoscaler can add. It may get labels that ``labels`` lacks."""
+
+
+def nodes_left(own: Iterable[Hashable], others: Iterable[tuple[Iterable[Hashable], int]]) -> int:
+    """Return the largest number of nodes that a group of pods can have while other groups of the job have all theirs.
+
+    A node runs at most one pod of a job. ``own``: the nodes on which a pod of the group fits. ``others``: for each
+    other group, the nodes on which its pods fit, and their number; there must be room for all of these groups together.
+    By Hall's theorem (1935), the result is the minimum, over all subsets of ``others``, of the number of nodes on which
+    a pod of the group or of the subset fits, minus the number of pods of the subset.
+    """
+    pods = {frozenset(own): 0}
+    """Nodes of a subset together with ``own`` → the most pods of such a subset. Subsets are few if nodes are alike."""
+    for nodes, count in others:
+        for union, before in list(pods.items()):
+            larger = union.union(nodes)
+            pods[larger] = max(pods.get(larger, 0), before + count)
+    return min(len(union) - count for union, count in pods.items())
 
 
 @dataclass(frozen=True)

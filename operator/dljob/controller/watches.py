@@ -19,7 +19,7 @@ from kopf._core.reactor import inventory
 
 from dljob.controller.connection import NoDiffs
 from dljob.controller.rereading import Rereader
-from dljob.controller.tasks import run_until_one_ends
+from dljob.controller.tasks import STOP_S, run_until_one_ends, stop_on_signals
 from dljob.controller.unprocessed import UnprocessedEvents
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
@@ -266,7 +266,7 @@ class Watches:
         settings.watching.connect_timeout = 10
         settings.networking.connect_timeout = 10
         settings.networking.request_timeout = 60
-        settings.process.ultimate_exiting_timeout = 20
+        settings.process.ultimate_exiting_timeout = STOP_S
         settings.watching.inactivity_timeout = 86_400  # ``bounded_responses`` ends silent watches.
         settings.watching.chunk_size = PAGE
         # After an event, a task of kopf holds the DLJob in memory until this time has passed.
@@ -286,7 +286,8 @@ class Watches:
             await end()
 
         kopf.on.cleanup(id="end", registry=self.registry)(cleanup)
-        await kopf.operator(
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=self.registry,
             settings=self.settings(),
             # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
@@ -296,6 +297,8 @@ class Watches:
             stop_flag=stop,
             memories=NoMemories(),
         )
+        stop_on_signals(stop)  # A second signal made kopf's handlers fail.
+        await kopf.run_tasks(tasks, ignored=others)
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """Return the HTTP session for kopf's watches."""

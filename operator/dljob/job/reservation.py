@@ -43,13 +43,15 @@ class PlannedPods:
     """Termination grace period of its pods in seconds."""
     asks_for_nodes: bool = False
     """True if an autoscaler is asked for the nodes of the plan before its pods are created."""
+    uid: str = ""
+    """The uid of the job."""
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
         return cls(
             plan.plan.number, plan.revision, plan.groups, plan.charges or {},
             plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain, plan.plan.grace_s,
-            plan.provisioning_class is not None,
+            plan.provisioning_class is not None, plan.plan.uid,
         )  # fmt: skip
 
 
@@ -145,6 +147,7 @@ def plan_reservation(
                     charge,
                     max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
                     plan.domain,
+                    plan.uid,
                 )
             )
     return tuple(found)

@@ -12,7 +12,7 @@ from dljob.cluster.domains import domains
 from dljob.perf.resources.memory import AGENT_NBYTES, STORE_CLIENT_NBYTES, shm_nbytes
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.cost.loading import UNMEASURED, most_cpus
-from dljob.planner.candidates.fixed import room_for
+from dljob.planner.candidates.fixed import Rooms, room_for
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
@@ -148,7 +148,9 @@ def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
     if not pool.is_gpu:
         return 1
     fitting = [
-        r for r in ranks_per_node_choices(pool) if room_for(pool, FixedChoice(pool.device, nodes, r), request) >= nodes
+        r
+        for r in ranks_per_node_choices(pool)
+        if len(room_for(pool, FixedChoice(pool.device, nodes, r), request)) >= nodes
     ]
     most = min(max(fitting, default=0), request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
     return min(most, request.global_batch // nodes) if request.global_batch else most
@@ -169,22 +171,20 @@ def _power(pool: Pool, choice: FixedChoice) -> float:
 def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] | Infeasible:
     """Return the groups that the user fixes, each with its pool, or the reason why there is no room for a group."""
     found: list[tuple[Pool, FixedChoice]] = []
-    taken: dict[str, int] = {}
+    rooms = Rooms(request)
     for i, choice in enumerate(request.fixed):
         pool = next((pool for pool in nodes.pools if wanted(pool.device, [choice.device])), None)
-        before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
-        room = room_for(pool, choice, request) - before if pool else 0
+        room = rooms.take(pool, choice) if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
                 "DeviceBusy" if nodes.busy else "TooFewNodes",
                 f"spec.planning.groups[{i}].nodes",
-                f"found {max(0, room)} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
+                f"found {room} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
                 f"on each node; expected {choice.nodes}, as this group requests: lower nodes or ranksPerNode, or wait "
                 "until more nodes are free",
                 transient=True,
                 refusals=nodes.refusals,
             )
-        taken[pool.device] = before + choice.nodes
         found.append((pool, choice))
     return found
 

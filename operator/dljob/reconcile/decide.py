@@ -54,7 +54,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     if make_plan.wants_plan(parsed):
         return True
     if gang.awaits_nodes(parsed):
-        return False
+        return provisioning.may_start_earlier(parsed)
     if gang.waits(parsed):
         return now is None or gang.back_off_left_s(parsed, now) <= 0
     moves = replan.undecided(parsed) or node_faults.undecided(parsed) or more_memory.undecided(parsed)
@@ -106,7 +106,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     if priority_class.missing(parsed):
         priority_class.wait(parsed, draft)
         return _finish(parsed, draft, parsed.accepted, now)
-    if needs_view(observed, parsed, now) and not make_plan.ready(parsed):
+    if needs_view(observed, parsed, now) and not make_plan.ready(parsed) and not gang.awaits_nodes(parsed):
         return _while_planning(parsed, draft, parsed.spec, config, now)
     if parsed.queued:
         return _in_queue(parsed, draft, parsed.spec, config, now)
@@ -157,11 +157,12 @@ def _plan(
     if plan_only:
         gang.plan_only(parsed, draft)
     wanted, again = make_plan.wants_plan(parsed), gang.waits(parsed)
-    if parsed.accepted is not None and not wanted and not plan_only and gang.awaits_nodes(parsed):
+    awaits = not wanted and not plan_only and gang.awaits_nodes(parsed)
+    if parsed.accepted is not None and awaits and not provisioning.starts_earlier(parsed, config):
         waiting = provisioning.with_present_way(parsed.accepted, config)
         draft.verdicts.append(make_plan.planned(waiting))
         return waiting, None
-    if not wanted and not again:
+    if not wanted and not again and not awaits:
         if parsed.accepted is None or plan_only:
             return parsed.accepted, None
         target = (

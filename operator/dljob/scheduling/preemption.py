@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 
-from dljob.cluster import ClusterView, Node
+from dljob.cluster import ClusterView, Node, nodes_left
 from dljob.scheduling.requests import NOTHING, Requests
 from dljob.scheduling.reservations import Reservation
 
@@ -183,16 +183,11 @@ def _fit(view: ClusterView, needs: Sequence[Reservation]) -> bool:
     """Return True if each pod of ``needs`` finds a node of its own. A node runs at most one pod of a job."""
     if len(needs) == 1:
         return sum(_holds(node, needs[0]) for node in view.nodes) >= needs[0].nodes
-    left = {node.name: node for node in view.nodes}
-    for need in sorted(needs, key=lambda each: (-each.devices, -each.cpu, -each.memory_nbytes)):
-        fitting = sorted(
-            (node for node in left.values() if _holds(node, need)),
-            key=lambda node: (node.free_devices, node.free_cpu, node.name),
-        )
-        if len(fitting) < need.nodes:
+    fitting = [[node.name for node in view.nodes if _holds(node, need)] for need in needs]
+    for i, (need, names) in enumerate(zip(needs, fitting, strict=True)):
+        before = zip(fitting[:i], needs[:i], strict=True)
+        if nodes_left(names, [(others, its.nodes) for others, its in before if its.device == need.device]) < need.nodes:
             return False
-        for node in fitting[: need.nodes]:
-            del left[node.name]
     return True
 
 

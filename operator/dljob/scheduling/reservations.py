@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import ANYWHERE, Domain
@@ -30,6 +31,8 @@ class Reservation:
     here, because it is in the usage of the quotas already."""
     domain: Domain = ANYWHERE
     """The nodes on which the pods may run."""
+    job: str = ""
+    """The uid of the job. A node runs at most one pod of a job. Empty: no other reservation is for the same job."""
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:
@@ -39,6 +42,8 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
     that have enough of every resource are taken first, and others only if those are too few. In both cases, the node
     with the most free devices (then the most free CPU) comes first; of equal nodes, the first in the view. Each pod
     also takes one of the pods that its node can run. Nothing is free on a node that has no room for another pod.
+
+    Reservations of one job follow one another, and are on different nodes. The one with the most devices comes first.
     """
     by_device: dict[str, list[_Left]] = {}
     for i, node in enumerate(view.nodes):
@@ -54,14 +59,17 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
         )
     changed: dict[int, _Left] = {}
     heaps: set[str] = set()
-    for reservation in reservations:
-        left = by_device.get(reservation.device)
-        if not left:
-            continue
-        if reservation.device not in heaps:
-            heapify(left)
-            heaps.add(reservation.device)
-        for node_left in _take(left, reservation, view):
+    for _, of_job in groupby(enumerate(reservations), lambda each: each[1].job or each[0]):
+        taken: list[tuple[list[_Left], _Left]] = []
+        for _, reservation in sorted(of_job, key=lambda each: _size(each[1]), reverse=True):
+            left = by_device.get(reservation.device)
+            if not left:
+                continue
+            if reservation.device not in heaps:
+                heapify(left)
+                heaps.add(reservation.device)
+            taken.extend((left, node_left) for node_left in _take(left, reservation, view))
+        for left, node_left in taken:
             heappush(left, node_left)
             changed[node_left[2]] = node_left
     nodes = list(view.nodes)
@@ -108,6 +116,10 @@ def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> lis
     for node in (*outside, *others[missing:]):
         heappush(left, node)
     return [_less(node, reservation) for node in (*fitting, *others[:missing])]
+
+
+def _size(reservation: Reservation) -> tuple[int, float, int]:
+    return reservation.devices, reservation.cpu, reservation.memory_nbytes
 
 
 def _fits(node: _Left, reservation: Reservation) -> bool:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
@@ -138,6 +138,41 @@ def test_groups_of_one_device_type_are_on_different_nodes() -> None:
     assert names(victims(1, [*pods(1, 2), *pods(1, 1)], view([0, 0, 0]), jobs)) == {"a", "b"}
     assert names(victims(1, [*pods(1, 4), *pods(2, 1)], view([0, 0, 0]), jobs)) == {"a", "b", "c"}
     assert victims(1, [*pods(2, 2), *pods(2, 1)], view([0, 0, 0]), jobs) == ()
+
+
+def test_groups_that_need_different_resources_of_one_device_type_find_nodes() -> None:
+    """Fixed bug: the group with more devices took the only node with enough CPUs for the other one."""
+    n0, n1 = replace(GPU, name="n0", free_devices=2, free_cpu=8.0), replace(GPU, name="n1", free_cpu=2.0)
+    needs = [Reservation("gpu", 1, 2, 1.0, 0), Reservation("gpu", 1, 1, 8.0, 0)]
+    assert preemption._fit(ClusterView((n0, n1)), needs)
+    busy = ClusterView((n0, replace(n1, free_devices=0)))
+    assert names(victims(1, needs, busy, [job("a", n1=4)])) == {"a"}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=5),
+    st.lists(st.tuples(*[st.integers(0, 2)] * 4), max_size=3),
+)
+@example([(2, 2, 0), (3, 1, 0)], [(1, 2, 1, 0), (1, 1, 2, 0)])  # The first group took the only node for the second one.
+def test_pods_fit_if_each_has_a_node_of_its_own_in_some_order(
+    nodes: list[tuple[int, int, int]], groups: list[tuple[int, int, int, int]]
+) -> None:
+    cluster = ClusterView(
+        tuple(
+            replace(GPU, name=f"n{i}", free_devices=devices, free_cpu=cpu, free_memory_nbytes=nbytes)
+            for i, (devices, cpu, nbytes) in enumerate(nodes)
+        )
+    )
+    each_pod = [need for count, *need in groups for _ in range(count)]
+    possible = any(
+        all(
+            free >= needed
+            for node, pod in zip(order, each_pod, strict=True)
+            for free, needed in zip(node, pod, strict=True)
+        )
+        for order in permutations(nodes, len(each_pod))
+    )
+    assert preemption._fit(cluster, [Reservation("gpu", *group) for group in groups]) is possible
 
 
 def test_quota_must_admit_the_job_after_the_others_have_stopped() -> None:

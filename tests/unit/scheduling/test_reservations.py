@@ -106,3 +106,21 @@ def test_a_reservation_is_subtracted_within_its_domain() -> None:
     )
     found = without_reserved(view, [Reservation(CPU, 5, 1, 1.0, 1, domain=here)])
     assert [each.free_cpu for each in found.nodes] == [8.0, 6.0, 5.0]
+
+
+@pytest.mark.parametrize("groups", [((4, 1), (2, 1)), ((2, 1), (4, 1))])
+def test_groups_of_one_job_are_on_different_nodes(groups: tuple[tuple[int, int], ...]) -> None:
+    """Fixed bug: both were subtracted from the node with the most free devices, and the other node counted as free."""
+    view = ClusterView(tuple(node(i, GPU, devices, 8.0, 64) for i, devices in enumerate((8, 2))))
+    mine = [Reservation(GPU, nodes, devices, 1.0, 1, job="a") for devices, nodes in groups]
+    assert [each.free_devices for each in without_reserved(view, mine).nodes] == [4, 0]
+    other = Reservation(GPU, 1, 2, 1.0, 1, job="b")
+    assert [each.free_devices for each in without_reserved(view, [*mine, other]).nodes] == [2, 0]
+    unknown = [replace(each, job="") for each in mine]
+    assert [each.free_devices for each in without_reserved(view, unknown).nodes] == [2, 2]
+
+
+def test_groups_of_one_job_on_too_few_nodes_take_what_there_is() -> None:
+    mine = [Reservation(GPU, 1, 2, 1.0, 1, job="a"), Reservation(CPU, 1, 1, 1.0, 1, job="a")] * 2
+    [gpu, cpu] = without_reserved(ClusterView((node(0, GPU, 4, 8.0, 64), node(1, CPU, 1, 8.0, 64))), mine).nodes
+    assert (gpu.free_devices, cpu.free_cpu) == (2, 7.0)

@@ -2,14 +2,13 @@
 
 ``checkpoint/writer.py`` (``due``) compares it with the time since the last checkpoint.
 
-A checkpoint of cost C every T seconds takes the fraction C / T of the time. A fault loses T / 2 on average. With M
-seconds between faults, the sum C / T + T / (2 M) is minimal at T = √(2·C·M) (Young 1974), if C is far below M.
+The formula is ``dlcontract.checkpoint.interval.best_interval_s``, with which the planner predicts, too.
 """
 
-from math import sqrt
 from statistics import median
 
 from dlcontract import Plan
+from dlcontract.checkpoint.interval import best_interval_s
 from dltrain.protocol.rank_messages import AttemptPlan
 
 PRIOR_S = 3.6e6
@@ -20,9 +19,6 @@ PRIOR_FAULTS = 0.1
 
 The first observed fault of a run therefore outweighs the assumption.
 """
-SHORTEST_S, LONGEST_S = 5.0, 1800.0
-MAX_COST_FRACTION = 0.02
-"""Maximum fraction of the training time for checkpoints, however frequent faults are."""
 _RECENT = 5
 """Number of recent checkpoints whose median cost determines the interval."""
 
@@ -41,16 +37,6 @@ def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: fl
     if interrupted_s is not None:
         return (min(interrupted_s, PRIOR_S) / pods + trained_s) / (1 + faults)
     return (PRIOR_FAULTS * PRIOR_S / pods + trained_s) / (PRIOR_FAULTS + faults)
-
-
-def best_interval_s(cost_s: float, between_s: float) -> float:
-    """Return √(2·``cost_s``·``between_s``) in seconds, at least ``SHORTEST_S`` and at most ``LONGEST_S``.
-
-    ``cost_s``: cost of a checkpoint. ``between_s``: mean time between faults. If checkpoints would then
-    take more than the fraction ``MAX_COST_FRACTION`` of the time, return a longer interval, which may exceed
-    ``LONGEST_S``.
-    """
-    return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 
 
 class Interval:

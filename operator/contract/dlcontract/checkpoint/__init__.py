@@ -1,1 +1,1 @@
-"""The format of checkpoints, as far as both the trainer and the command line read it."""
+"""The format of checkpoints, which the command line reads, too, and their interval, with which the planner predicts."""

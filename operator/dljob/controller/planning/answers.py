@@ -149,6 +149,11 @@ def wants_others(question: ParsedJob) -> bool:
     return accepted is not None and (accepted.spec_digest != question.digest or replan.undecided(question))
 
 
+def starts(decision: Decision | None, error: str) -> bool:
+    """Return True if a job that waits for new nodes need not wait on: it has a plan on existing nodes, or an error."""
+    return bool(error) or (isinstance(decision, StoredPlan) and not decision.new_nodes)
+
+
 def with_limits(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
     return replace(question, observed=replace(question.observed, limits=limits))
 
@@ -234,6 +239,16 @@ class Answers:
 
     def get(self, key: JobKey | None) -> Answer | None:
         return None if key is None else self._found.get(key)
+
+    def starts(self, key: JobKey) -> bool:
+        """Return True if the answer of a job that waits for new nodes ends its wait (``starts``)."""
+        answer = self.get(key)
+        return answer is not None and starts(answer.decision, answer.error)
+
+    def has_no_plan(self, first: JobKey | None) -> bool:
+        """Return True if ``first``, behind which another job waits, has no plan yet, or if it is None (no such job)."""
+        answer = self.get(first)
+        return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
 
     def infeasible(self) -> dict[JobKey, Answer]:
         """Return the answers that no plan is possible."""

@@ -103,8 +103,9 @@ class Planning:
         question, answer = question_of(parsed), self._answers.get(key)
         if answer is not None and answer.question == question and self._stands(key, answer):
             self._turns.end(key)
-            if answer.decision is None:
+            if answer.decision is None or self._turns.awaits_nodes(key):
                 self._answers.remove(key)
+            if answer.decision is None:
                 raise PlanningError(answer.error)
             return answer.decision
         if self._current != (key, question):
@@ -115,15 +116,19 @@ class Planning:
     def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
         """Return True if a running job must be planned again now, because a better plan for it may be possible.
 
-        The job then has the turn (``Turns``), which one job has at a time. It gets no turn while another job waits for
-        devices that it could use, unless an assignment moves it. ``parsed``: None if the job is planned for another
+        Return True also for a job that waits for nodes of an autoscaler and may be able to start without them. A
+        running job then has the turn (``Turns``), which one job has at a time. It gets none while another job waits
+        for devices that it could use, unless an assignment moves it. ``parsed``: None if the job is planned for another
         reason. Its turn then ends, so that its new plan reserves resources.
         """
         self._turns.note(key, parsed if self._assigning.of(key) is None else None)
+        self._turns.note_awaiting(key, parsed)
         if parsed is None:
             self._turns.end(key)
             return False
         self._assigning.note(key, parsed)
+        if self._turns.awaits_nodes(key):
+            return self._answers.starts(key) or self._turns.is_invited(key)
         if self._turns.current is not None or self._free.view is None or parsed.accepted is None or parsed.finished:
             return self._turns.current == key
         now_s, matters = self._clock(), matters_to(parsed)
@@ -148,9 +153,8 @@ class Planning:
     def _others_wait(self, key: JobKey, matters: Callable[[str], bool]) -> bool:
         """Return True if another job waits for devices for which ``matters`` is True, or will soon be planned again."""
         assert self._free.view is not None
-        if self._turns.others_wait_for(device for device in self._free.view.device_types if matters(device)):
-            return True
-        return any(
+        types = filter(matters, self._free.view.device_types)
+        return self._turns.others_wait_for(types) or any(
             other != key and not self._stands(other, answer) for other, answer in self._answers.infeasible().items()
         )
 
@@ -300,6 +304,9 @@ class Planning:
             self._current = None
         self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
         self._turns.planned(key, growth, self._clock(), question.pace_s)
+        if self._turns.awaits_nodes(key) and not answers.starts(decision, error):
+            self._answers.remove(key)
+            return  # It waits on for the nodes of its plan.
         # A job that could grow reserves nothing before it has decided to move.
         reserved = self._turns.current != key and self._reserving.reserve(key, question, decision)
         self._free.look()
@@ -376,23 +383,18 @@ class Planning:
             if not answer.limits.empty and self._queue.holdings.limits_without(key).grown(answer.limits):
                 return False
             limit_s = answers.REFRESH_S if answer.behind is None else answers.QUEUED_S
-            if age_s >= limit_s or not self._waits_still(answer.behind):
+            if age_s >= limit_s or not self._answers.has_no_plan(answer.behind):
                 return False
             return answer.growth == self._free.growth.count(matters_to(answer.question))
         same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
         return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._free.versions())
 
-    def _waits_still(self, first: JobKey | None) -> bool:
-        """Return True if ``first``, behind which another job waits, has no plan yet, or if it is None (no such job)."""
-        answer = self._answers.get(first)
-        return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
-
     def _queue_waiting(self) -> None:
         """Queue the jobs for which a plan may be possible now. Count all jobs without a plan in the metrics."""
         waiting = self._answers.infeasible()
         self._metrics.waiting_jobs.labels("queued").set(sum(each.behind is not None for each in waiting.values()))
         self._metrics.waiting_jobs.labels("no_plan").set(sum(each.behind is None for each in waiting.values()))
-        for key, answer in waiting.items():
-            if not self._stands(key, answer):
-                self._requeue(key)
+        due = [key for key, answer in waiting.items() if not self._stands(key, answer)]
+        for key in (*due, *self._turns.invite()):
+            self._requeue(key)

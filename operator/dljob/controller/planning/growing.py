@@ -2,6 +2,8 @@
 
 Jobs get their turns as they are reconciled. But a job that could grow leaves its turn for some time to a job of another
 namespace that comes before it in the order of the queue, and that could use the same devices.
+
+Jobs that wait for nodes of an autoscaler are planned again in the order of the queue, to see if they can start earlier.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +22,7 @@ from dljob.job.plan.request import planner_request
 from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
 from dljob.planner.candidates.pools import usable, wanted
-from dljob.reconcile import ParsedJob
+from dljob.reconcile import ParsedJob, gang
 from dljob.reconcile.planning.resize import may_grow
 from dljob.scheduling import QueuedJob, pace_changed
 
@@ -67,6 +69,17 @@ class _Due:
     devices: frozenset[str]
 
 
+@dataclass(slots=True)
+class _Awaiting:
+    """A job that waits for nodes of an autoscaler. ``matters``: says which device types it may use (``matters_to``).
+
+    ``planned_s``: when it was planned last, or first seen.
+    """
+
+    matters: Callable[[str], bool]
+    planned_s: float
+
+
 class Turns:
     """Turns of the running jobs. The job that has the turn is planned again, to see if a better plan is possible.
 
@@ -105,6 +118,48 @@ class Turns:
         self._due, self._changes = Amortized(self._list_due, clock), 0
         self._yields_since_s: dict[JobKey, float] = {}
         """For each job that leaves its turn to others, the time since which it does."""
+        self._awaiting: dict[JobKey, _Awaiting] = {}
+        self._invited, self._invite_again_s = set[JobKey](), -inf
+        """The jobs of ``_awaiting`` that are planned again, and when the next ones may be."""
+
+    def awaits_nodes(self, key: JobKey) -> bool:
+        """Return True if a job waits without pods for nodes of an autoscaler (``gang.awaits_nodes``)."""
+        return key in self._awaiting
+
+    def note_awaiting(self, key: JobKey, parsed: ParsedJob | None) -> None:
+        """Note whether a job waits for nodes of an autoscaler. ``parsed``: None if it is planned for another reason."""
+        if parsed is None or self._free.view is None or not gang.awaits_nodes(parsed):
+            self._awaiting.pop(key, None)
+            self._invited.discard(key)
+        elif key not in self._awaiting:
+            matters = matters_to(parsed)
+            self._awaiting[key] = _Awaiting(matters, self._clock())
+            self._planned_at.setdefault(key, self._free.growth.count(matters))
+
+    def invite(self) -> list[JobKey]:
+        """Return the jobs that wait for nodes of an autoscaler, and could perhaps start now on existing nodes.
+
+        Capacity that they could use has grown since they were planned last. After ``LOOK_AGAIN_MISSING_S``, they are
+        invited in any case: a job before which they must not start may have started meanwhile. They are planned in the
+        order of the queue, so all of them are invited at the same time, at most every ``LOOK_AGAIN_S``.
+        """
+        now_s = self._clock()
+        if now_s < self._invite_again_s:
+            return []
+        found = [
+            key
+            for key, each in self._awaiting.items()
+            if self._free.growth.count(each.matters) > self._planned_at[key]
+            or now_s - each.planned_s >= LOOK_AGAIN_MISSING_S
+        ]
+        if found:
+            self._invited.update(found)
+            self._invite_again_s = now_s + LOOK_AGAIN_S
+        return found
+
+    def is_invited(self, key: JobKey) -> bool:
+        """Return True from the time when a job is invited (``invite``) until it has been planned."""
+        return key in self._invited
 
     def note(self, key: JobKey, parsed: ParsedJob | None) -> None:
         """Note whether a job can grow. ``parsed``: None if it does not run, or grows only as an assignment says.
@@ -218,6 +273,9 @@ class Turns:
         self._yields_since_s.pop(key, None)
         if self.current == key:
             self._looked_s[key] = now_s
+        if key in self._awaiting:
+            self._awaiting[key].planned_s = now_s
+        self._invited.discard(key)
 
     def end(self, key: JobKey) -> None:
         """End the turn of a job, so that another job may have it. Do nothing if the job does not have the turn."""
@@ -231,11 +289,15 @@ class Turns:
         self._paces_s.pop(key, None)
         self._looked_s.pop(key, None)
         self._able.pop(key, None)
+        self._awaiting.pop(key, None)
+        self._invited.discard(key)
         self._yields_since_s.pop(key, None)
 
     def clear(self) -> None:
         self.current = None
         self._able.clear()
+        self._awaiting.clear()
+        self._invited.clear()
         self._yields_since_s.clear()
         self._due.forget()
         self._planned_at.clear()

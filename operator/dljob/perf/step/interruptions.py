@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlcontract.checkpoint.interval import best_interval_s
 from dljob.perf.step.communication import Number
 from dljob.perf.step.step import P90
 
@@ -16,12 +17,6 @@ CHECKPOINT_BANDWIDTH_Bps = 2e8
 """Assumed bytes per second at which a checkpoint is written. During training, the trainer measures the real time."""
 STORE_BANDWIDTH_Bps = 1e8
 """Assumed bytes per second at which a checkpoint is written to an object store, which is not known before the run."""
-SHORTEST_S, LONGEST_S = 5.0, 1800.0
-MAX_COST_FRACTION = 0.02
-"""Maximum fraction of the training time for checkpoints.
-
-Together with ``SHORTEST_S`` and ``LONGEST_S``, it bounds the checkpoint interval that the trainer chooses
-(``dltrain.checkpoint.interval``)."""
 MAX_EXPONENT = 30.0
 """Maximum exponent in the formulas of ``Interruptions``. A training that can hardly ever end thus has a finite time."""
 
@@ -82,13 +77,14 @@ class Interruptions:
     def _interval_s(self, work_s: Number, nodes: Number) -> Number:
         """Return the seconds between checkpoints: the interval in the spec, or the one that the trainer would choose.
 
-        The trainer chooses √(2·C·M) within its bounds (Young 1974). C: seconds to write a checkpoint. M: mean seconds
-        between interruptions of the job. The result is at most ``work_s``, and equal to it without checkpoints.
+        The trainer chooses ``best_interval_s`` of the seconds to write a checkpoint and the mean seconds between
+        interruptions of the job. The result is at most ``work_s``, and equal to it without checkpoints.
         """
         if not self.checkpoints:
             return np.maximum(work_s, 1e-9)
         if self.interval_s is not None:
             return np.minimum(self.interval_s, np.maximum(work_s, 1e-9))
-        best = np.sqrt(2 * self.checkpoint_s / self._rate(nodes))
-        found = np.maximum(np.clip(best, SHORTEST_S, LONGEST_S), self.checkpoint_s / MAX_COST_FRACTION)
-        return np.minimum(np.asarray(found, dtype=np.float64), np.maximum(work_s, 1e-9))
+        numbers, number_of = np.unique(nodes, return_inverse=True)
+        found = np.array([best_interval_s(self.checkpoint_s, 1 / float(self._rate(n))) for n in numbers.tolist()])
+        chosen = np.asarray(found[number_of].reshape(np.shape(nodes)), dtype=np.float64)
+        return np.minimum(chosen, np.maximum(work_s, 1e-9))

@@ -1,13 +1,15 @@
 """Check groups of nodes that the user fixes (``planning.mode: Fixed``) against the cluster."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 
 from dljob.calibrate.learned import Learned
+from dljob.cluster import nodes_left
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.node_layout import nodes_with_room, with_ranks
+from dljob.planner.candidates.node_layout import with_ranks, with_room
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool, wanted
 from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
@@ -81,23 +83,21 @@ def _ways(
         return wrong
     ways = []
     ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
-    taken: dict[str, int] = {}
+    rooms = Rooms(request)
     for i, choice in enumerate(request.fixed):
         field = f"spec.planning.groups[{i}]"
         pool = next((p for p in nodes.pools if wanted(p.device, [choice.device])), None)
-        before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
-        room = room_for(pool, choice, request) - before if pool else 0
+        room = rooms.take(pool, choice) if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
                 "TooFewNodes" if nodes.busy == 0 else "DeviceBusy",
                 f"{field}.nodes",
-                f"found {max(0, room)} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
+                f"found {room} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
                 f"on each node; expected {choice.nodes}, as this group requests: lower nodes or ranksPerNode, or wait "
                 "until more nodes are free",
                 transient=True,
                 refusals=nodes.refusals,
             )
-        taken[pool.device] = before + choice.nodes
         found = [
             _roomiest(each, choice.nodes)
             for layout in with_ranks(pool, request, choice.ranks_per_node)
@@ -124,11 +124,31 @@ def _fastest(found: Sequence[Option], share: int) -> Option:
     return min(tied, key=lambda option: option.cores)
 
 
-def room_for(pool: Pool, choice: FixedChoice, request: Request) -> int:
-    """Return on how many nodes of the pool a pod of a group that the user fixes fits; CPU nodes all count."""
+class Rooms:
+    """How many nodes the groups that the user fixes can have, one group after another."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._taken = request, defaultdict[str, list[tuple[Collection[int], int]]](list)
+        """By device type, for each group so far, the nodes on which its pods fit, and their number.
+
+        Groups with different names of a device may have the same type."""
+
+    def take(self, pool: Pool, choice: FixedChoice) -> int:
+        """Return how many nodes of the pool a group can have beside the groups so far. It then counts as one of these.
+
+        Call it no more if the group needs more nodes.
+        """
+        nodes, before = room_for(pool, choice, self._request), self._taken[pool.device]
+        found = nodes_left(nodes, before)
+        before.append((nodes, choice.nodes))
+        return found
+
+
+def room_for(pool: Pool, choice: FixedChoice, request: Request) -> Collection[int]:
+    """Return the indices of the pool's nodes on which a pod of a fixed group fits; CPU nodes all count."""
     if not pool.is_gpu:
-        return pool.nodes
-    return len(nodes_with_room(pool, with_ranks(pool, request, choice.ranks_per_node)[0], request))
+        return range(pool.nodes)
+    return with_room(pool, with_ranks(pool, request, choice.ranks_per_node)[0], request)
 
 
 def _batch(request: Request) -> Infeasible | None:

@@ -104,7 +104,7 @@ def _threads(cpus: int, request: Request) -> float:
 def _totals(pool: Pool, request: Request) -> set[int]:
     """Return the numbers of whole CPUs of a CPU node that layouts divide among ranks.
 
-    A layout may need more CPUs than the smallest node has, see ``nodes_with_room``.
+    A layout may need more CPUs than the smallest node has, see ``with_room``.
     """
     limit = min(pool.most_cpu, request.cpu_limit_per_pod or inf)
     if request.cpu_per_pod:
@@ -117,7 +117,12 @@ def _totals(pool: Pool, request: Request) -> set[int]:
 
 
 def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
-    """Return the free main memory in bytes of each node of the pool with enough free GPUs or CPUs for this layout.
+    """Return the free main memory in bytes of each node of the pool that has room (``with_room``)."""
+    return [pool.memory_nbytes[i] for i in with_room(pool, layout, request)]
+
+
+def with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
+    """Return the indices of the pool's nodes with enough free GPUs or CPUs for this layout.
 
     All nodes of a pool have enough CPUs if the spec sets the CPU request of pods. If the layout has one rank on CPUs
     with at most one CPU, all nodes that have as much count, even if it is not free. With groups that the user fixes,
@@ -126,13 +131,13 @@ def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
     cpus = layout.cpus
     if pool.is_gpu:
         ranks, least = layout.ranks, 0.0 if request.cpu_per_pod else cpus
-        nodes = zip(pool.memory_nbytes, pool.free, pool.room_cpu, strict=True)
-        return [m for m, free, room in nodes if free >= ranks and room >= least]
+        nodes = enumerate(zip(pool.free, pool.room_cpu, strict=True))
+        return [i for i, (free, room) in nodes if free >= ranks and room >= least]
     if request.cpu_per_pod:
-        return list(pool.memory_nbytes)
+        return list(range(pool.nodes))
     if layout.cores <= 1 and (layout.ranks == 1 or (bool(request.fixed) and cpus <= pool.cpu)):
-        return [m for m, cpu in zip(pool.memory_nbytes, pool.node_cpu, strict=True) if cpu >= layout.cores]
-    return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= cpus]
+        return [i for i, cpu in enumerate(pool.node_cpu) if cpu >= layout.cores]
+    return [i for i, room in enumerate(pool.room_cpu) if room >= cpus]
 
 
 def memory_tiers(pool: Pool, layout: Layout, request: Request, least_nbytes: float = 0.0) -> list[tuple[int, int]]:

@@ -5,6 +5,8 @@ the pods start when its condition Provisioned is True. If the autoscaler cannot 
 not answer within the start time-out, the job releases what it has and is planned again after a back-off. The next plan
 uses other nodes if it can.
 
+If capacity of existing nodes grows meanwhile, and the job fits there, it starts there and the request is deleted.
+
 The condition Admitted stores the state, with the reasons ``job.waiting.WAITS_FOR_NODES`` and ``NODES_NOT_PROVIDED``.
 """
 
@@ -16,6 +18,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig, pod_templates, provisioning_request, support
@@ -58,7 +61,7 @@ def hold(
         _wait(draft, target, "the last request is deleted first")
         return True
     problem = _problem(found) if found is not None else None
-    if problem is None and found is not None and found.conditions.get("Provisioned", (False, "", ""))[0]:
+    if problem is None and _provided(found):
         return False
     if problem is None and not observed.provisioning_readable:
         draft.requeue_in(RECHECK_S)
@@ -84,6 +87,27 @@ def with_present_way(accepted: StoredPlan, config: RenderConfig) -> StoredPlan:
     An autoscaler adds no nodes for pods that name a request, so these pods must not name one.
     """
     return accepted if config.provisioning_class else accepted.model_copy(update={"provisioning_class": None})
+
+
+def may_start_earlier(parsed: ParsedJob) -> bool:
+    """Return True if a job that waits for new nodes must be planned, because it may have room on existing nodes now.
+
+    Once the nodes are provided, the job waits for these.
+    """
+    return parsed.observed.capacity_grew and not _provided(parsed.observed.provisioning)
+
+
+def starts_earlier(parsed: ParsedJob, config: RenderConfig) -> bool:
+    """Return True if a job that waits for new nodes starts on existing nodes, with the plan of ``make_plan.decide``.
+
+    Any other plan does not replace that for which the request was made. Otherwise the request would be made again and
+    again, and the autoscaler would begin anew each time.
+    """
+    found = make_plan.decided(parsed, config) if may_start_earlier(parsed) else None
+    if not isinstance(found, StoredPlan) or found.new_nodes:
+        return False
+    assert parsed.spec is not None
+    return not blocks(volume_ready(parsed.observed, parsed.spec, found))
 
 
 def gave_up(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
@@ -135,6 +159,11 @@ def _back_off(parsed: ParsedJob, draft: Draft, found: ProvisioningSeen, problem:
     text = f"ProvisioningRequest {found.name}: {problem}"
     gang.back_off(parsed, draft, Verdict(gang.CONDITION, FALSE, "NodesNotProvided", text), now)
     _delete(found, draft)
+
+
+def _provided(found: ProvisioningSeen | None) -> bool:
+    """Return True if the autoscaler provides the nodes of a request, or has provided them."""
+    return found is not None and found.conditions.get("Provisioned", (False, "", ""))[0]
 
 
 def _problem(found: ProvisioningSeen) -> str | None:

@@ -5,6 +5,7 @@ watch of DLJobs ends, the liveness probe fails.
 """
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from kopf._cogs.aiokits.aiotasks import Scheduler
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
+from dljob.controller import tasks
 from dljob.controller.watches import PAGE, REFLECTED
 from dljob.kube.kinds import DLJOB, POD, Kind
-from support.controller.http_watches import SILENCE_S, HttpWatches, named, until, watching
+from support.controller.http_watches import SILENCE_S, WITHIN_S, HttpWatches, named, until, watching
 
 Json = dict[str, Any]
 
@@ -296,3 +298,22 @@ def test_nesting_that_json_can_decode_does_not_stop_kopf_either(levels: int, lis
         assert job is not None and job.spec_problem is not None and job.spec == {}
 
     watching(body, kopf=True)
+
+
+def test_second_signal_is_ignored_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fixed bug: the log had a traceback of an InvalidStateError from kopf."""
+
+    async def body(watched: HttpWatches) -> None:
+        await until(lambda: watched.server.watched(DLJOB))
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        assert watched.kopf is not None
+        await watched.kopf
+
+    monkeypatch.setattr(tasks, "STOP_S", 10 * WITHIN_S)
+    watching(body, kopf=True)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    ignored = [record.getMessage() for record in caplog.records if "is stopping already" in record.getMessage()]
+    assert [line.partition(":")[0] for line in ignored] == ["SIGTERM", "SIGINT"]

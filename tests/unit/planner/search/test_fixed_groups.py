@@ -7,11 +7,12 @@ import pytest
 
 from dljob.planner import Choice, FixedChoice, Request
 from dljob.planner.search.objective import score
-from support.planner_questions import DIGITS, decided, rejected, view
+from support.planner_questions import DIGITS, RESNET, T4, decided, rejected, view
 
 FOUR = view({"count": 4, "cpu": 16, "memory": "16Gi"})
 LARGE = Request(job="j", global_batch=256, total_steps=10, profile="x", parameters=10**6, flops_per_sample=1e10,
                 activation_nbytes_per_sample=10**7, collective="HalvingDoubling")  # fmt: skip
+UNKNOWN = Request(job="j", global_batch=0, total_steps=0, collective="Torch", missing=("model", "dataset"))
 
 
 def as_fixed(request: Request, choice: Choice) -> Request:
@@ -106,3 +107,29 @@ def test_split_models_use_the_cores_that_serve_the_objective(strategy: Any, mini
     all_cpus = decided(replace(request, minimize="Time", fixed=()), FOUR).chosen
     assert score(request, found.prediction) < score(request, all_cpus.prediction)
     assert score(request, free.prediction) <= score(request, found.prediction)
+
+
+@pytest.mark.parametrize("request_", [RESNET, UNKNOWN], ids=["predicted", "unpredicted"])
+@pytest.mark.parametrize(
+    ("groups", "fits"),
+    [
+        ([(1, 1), (1, 4)], True),
+        ([(1, 4), (1, 1)], True),
+        ([(2, 1), (1, 4)], True),
+        ([(1, 2), (1, 2)], False),
+        ([(1, 4), (3, 1)], False),
+    ],
+    ids=str,
+)
+def test_two_groups_on_one_device_type_find_nodes_of_their_own(
+    request_: Request, groups: list[tuple[int, int]], fits: bool
+) -> None:
+    """Fixed bug: every node of a group counted as one that the next group needs, so that (1, 1), (1, 4) was refused."""
+    node = {"device": T4, "cpu": 16, "memory": "128Gi"}
+    cluster = view({**node, "count": 1, "devices": 4}, {**node, "count": 2, "devices": 1})
+    request_ = replace(request_, fixed=tuple(FixedChoice(T4, nodes, ranks) for nodes, ranks in groups))
+    if not fits:
+        assert rejected(request_, cluster).field == "spec.planning.groups[1].nodes"
+        return
+    found = decided(request_, cluster).chosen.groups
+    assert [(group.nodes, group.ranks_per_node) for group in found] == groups
