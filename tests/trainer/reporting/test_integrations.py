@@ -102,6 +102,46 @@ def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_best", [False, True])
+@pytest.mark.parametrize("evaluates", ["step", "epoch", "never"])
+def test_hugging_face_trainer_that_stops_saves_with_the_strategy_best(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, evaluates: str, is_best: bool
+) -> None:
+    """Fixed bug: if it evaluated at the step of the stop, and that was not the best one, it saved no checkpoint.
+
+    It also evaluated before it saved, and again at the end of an epoch that it had not finished.
+    """
+    from dltrain.integrations import huggingface
+
+    found = []
+
+    def maybe_save() -> None:
+        """Do what ``Trainer._maybe_log_save_evaluate`` of transformers 5.24 does with the save_strategy ``best``."""
+        if control.should_evaluate:
+            found.append("evaluation")
+            control.should_save = is_best
+        if control.should_save:
+            found.append("checkpoint")
+        control.should_save = control.should_evaluate = False
+
+    callback = huggingface.ReportCallback()
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=1, world_size=1)
+    state = SimpleNamespace(global_step=4, max_steps=10, epoch=0.4)
+    control = SimpleNamespace(should_save=False, should_evaluate=evaluates == "step", should_training_stop=False)
+    monkeypatch.setattr(huggingface, "stop_requested", lambda: True)
+    callback.on_step_end(args, state, control)
+    maybe_save()
+    assert control.should_training_stop
+    control.should_evaluate = evaluates == "epoch"
+    callback.on_epoch_end(args, state, control)
+    maybe_save()
+    assert found == ["checkpoint"]
+    callback.on_train_begin(args, state, control)
+    control.should_evaluate = True
+    callback.on_epoch_end(args, state, control)
+    assert control.should_evaluate, "another training by the same callback evaluates"
+
+
 def test_logged_values_may_have_the_names_of_the_callbacks_arguments(calls: Calls) -> None:
     """Fixed bug: a metric with the name state, trainer or self ended the training with a TypeError."""
     from dltrain.integrations import huggingface, lightning
