@@ -189,6 +189,23 @@ for thread in threads: thread.join()
         assert agent.connections == 1 and agent.of(Step)
 
 
+def test_metrics_have_the_steps_at_which_they_were_reported() -> None:
+    """Fixed bug: all metrics within 0.25 s had the newest step, such as a loss on held-out data of step 1000."""
+    training, _ = progress()
+    add(training, 0.0, 1000, metrics={"val_loss": 0.5, "rate": 0.1, "bleu": Tensor(30.0, list)}, accuracy=50)
+    for step in (1001, 1002):
+        add(training, 0.1, step, metrics={"rate": 0.1 * step})
+    [newest, *logged] = messages(training, tensors=False)
+    assert isinstance(newest, Step) and newest.step == 1002
+    assert logged == [
+        Logged(rank=0, step=1000, values={"val_loss": 0.5, "accuracy": 50.0}),
+        Logged(rank=0, step=1002, values={"rate": 0.1 * 1002}),
+    ]
+    add(training, 0.2, 1003, metrics={"rate": 1.0})
+    [_, *logged] = messages(training)
+    assert logged == [Logged(rank=0, step=1000, values={"bleu": 30.0}), Logged(rank=0, step=1003, values={"rate": 1.0})]
+
+
 def test_last_tensors_arrive_although_the_thread_has_sent_their_step() -> None:
     """Fixed bug: a last accuracy on a GPU was lost if the script did other work before its end."""
     training, _ = progress()
@@ -353,6 +370,9 @@ def test_line_of_a_report() -> None:
     add(training, 0.5, 11, steps=100, epoch=2.7, loss=0.25, accuracy=0.5, metrics={"bleu": 30})
     shown = "dltrain: step 11/100 epoch 2 loss 0.2500, 50.0 ms/step, 1280 samples/s, accuracy 0.5000, bleu 30"
     assert line(training.updates(tensors=True)) == shown
+    add(training, 0.6, 12, accuracy=0.5, metrics={"bleu": 30})
+    add(training, 0.7, 13, metrics={"rate": 1})
+    assert line(training.updates(tensors=True)).endswith(", accuracy 0.5000 at step 12, bleu 30 at step 12, rate 1")
 
 
 def test_a_script_with_the_dltrain_api_logs_through_its_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

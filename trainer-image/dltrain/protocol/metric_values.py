@@ -4,9 +4,9 @@ This module needs the standard library only.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of different metrics of a script, and maximum length of a metric's name in characters. These are
@@ -17,6 +17,7 @@ MIN_SILENCE_S, MAX_SILENCE_S = 1e-3, 86_400.0
 NO_NUMBER = (Exception,)
 """Exceptions of ``float`` and ``int`` for values of a script that are no number, or too large. The method ``__float__``
 of an object may raise any."""
+V = TypeVar("V")
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
 
@@ -76,6 +77,14 @@ class MetricChecks:
             self._warned.add(name)
             self._warn_about(text)
         return None
+
+
+def by_step(values: Mapping[str, tuple[int, V]]) -> dict[int, dict[str, V]]:
+    """Sort ``values`` (name → step, value) by their steps, the lowest first. Return step → name → value."""
+    found: dict[int, dict[str, V]] = {}
+    for name, (step, value) in sorted(values.items(), key=lambda item: item[1][0]):
+        found.setdefault(step, {})[name] = value
+    return found
 
 
 def is_divided(value: Any) -> bool:

@@ -15,6 +15,7 @@ from dltrain.protocol.metric_values import (
     MAX_METRICS,
     NO_NUMBER,
     MetricChecks,
+    by_step,
     is_divided,
     no_silence,
     shown,
@@ -100,7 +101,8 @@ class ReportedProgress:
         self._loss_value: float | None = None
         self._loss: Any = None
         self._evaluations: deque[tuple[int, Any]] = deque(maxlen=MAX_EVALUATIONS)
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[str, tuple[int, Any]] = {}
+        """Metrics that wait for the next progress update: name → (step, last value)."""
         self._changed = False
         self._heeds_stop = False
         """True if the script calls ``dltrain.stop_requested``, so that it stops by itself when the agent asks it."""
@@ -179,7 +181,7 @@ class ReportedProgress:
             self._evaluations.append((step, detached(accuracy)))
         for name, value in metrics.items():
             if name in self._metrics or len(self._metrics) < 2 * MAX_METRICS:
-                self._metrics[name] = detached(value)
+                self._metrics[name] = step, detached(value)
 
     def updates(self, *, tensors: bool) -> list[Update]:
         """Return the progress updates about all reports since the last call, in the order in which they are to be sent.
@@ -214,21 +216,22 @@ class ReportedProgress:
                 found.append(update | {"loss": self._loss_value})
             else:
                 self._warn_about_percentage(number)
-                self._metrics["accuracy"] = number
+                self._metrics["accuracy"] = step, number
         metrics, self._metrics = self._metrics, {}
-        values: dict[str, float] = {}
-        for name, value in metrics.items():
+        numbers: dict[str, tuple[int, float]] = {}
+        for name, (step, value) in metrics.items():
             if not ready(value):
-                self._metrics.setdefault(name, value)
+                self._metrics.setdefault(name, (step, value))
             elif (metric := self._checks.metric(name, value)) is not None:
-                values[name] = metric
-        if values:
-            found.append({"type": "logged", "rank": self._rank, "step": self._step, "values": values})
+                numbers[name] = step, metric
+        for step, values in by_step(numbers).items():
+            found.append({"type": "logged", "rank": self._rank, "step": step, "values": values})
         return found
 
     def _has_tensors(self) -> bool:
         """Return True if an earlier call of ``updates`` has left out a tensor that was not replaced since."""
-        return any(map(_is_tensor, (self._loss, *self._metrics.values(), *(value for _, value in self._evaluations))))
+        waiting = (*self._metrics.values(), *self._evaluations)
+        return any(map(_is_tensor, (self._loss, *(value for _, value in waiting))))
 
     def _step_update(self) -> Update:
         step_s = self._times.mean_s()
@@ -296,8 +299,9 @@ def line(updates: list[Update]) -> str:
     if step["samples_per_s"]:
         shown.append(f"{step['samples_per_s']:.0f} samples/s")
     for update in others:
+        at = "" if update["step"] == step["step"] else f" at step {update['step']}"
         if update["type"] == "evaluated":
-            shown.append(f"accuracy {update['accuracy']:.4f}")
+            shown.append(f"accuracy {update['accuracy']:.4f}{at}")
         else:
-            shown += [f"{name} {value:.6g}" for name, value in update["values"].items()]
+            shown += [f"{name} {value:.6g}{at}" for name, value in update["values"].items()]
     return ", ".join([text, *shown])
