@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import dlcontract
+from dltrain.integrations.logged_values import report_arguments
 from dltrain.protocol import metric_values
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import SOCKET_ENV, Busy, Evaluated, Logged, RankMessage, Step, rank_message_adapter
@@ -204,6 +205,54 @@ def test_metrics_have_the_steps_at_which_they_were_reported() -> None:
     add(training, 0.2, 1003, metrics={"rate": 1.0})
     [_, *logged] = messages(training)
     assert logged == [Logged(rank=0, step=1000, values={"bleu": 30.0}), Logged(rank=0, step=1003, values={"rate": 1.0})]
+
+
+class Array:
+    """An array like those of NumPy: several elements are no number, and one element is one only by ``item``."""
+
+    def __init__(self, *values: float) -> None:
+        self.values, self.size = list(values), len(values)
+
+    def item(self) -> float:
+        [value] = self.values
+        return value
+
+    def copy(self) -> "Array":
+        return Array(*self.values)
+
+    def __float__(self) -> float:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    __int__ = __float__
+
+
+def test_arrays_and_tensors_with_one_element_are_numbers() -> None:
+    """Fixed bug: numpy.array([0.5]) was no number. An array that the script changed later was reported as it became."""
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    ones = [Array(0.5), numpy.array([0.5]), numpy.array(0.5), numpy.float32(0.5), torch.tensor([[0.5]]),
+            torch.tensor(0.5, requires_grad=True), torch.tensor([0.5], dtype=torch.bfloat16)]  # fmt: skip
+    for value in ones:
+        training, warnings = progress(samples=1)
+        add(training, 0.0, Array(7), loss=value, accuracy=value, metrics={"mine": value}, steps=numpy.array([9]))
+        if isinstance(value, Array):
+            value.values[0] = 7.0
+        [step, evaluated, logged] = messages(training)
+        assert isinstance(step, Step) and (step.step, step.steps, step.loss, warnings) == (7, 9, 0.5, [])
+        assert isinstance(evaluated, Evaluated) and evaluated.accuracy == 0.5
+        assert logged == Logged(rank=0, step=7, values={"mine": 0.5})
+        assert report_arguments({"mine": value}) == {"mine": value}
+
+
+def test_arrays_and_tensors_with_several_elements_are_named_once() -> None:
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    several = [(2, Array(1, 2)), (2, numpy.zeros(2)), (2, torch.zeros(2)), (0, Array()), (0, torch.zeros(2, 0))]
+    for count, value in several:
+        training, warnings = progress()
+        for number in (1, 2):
+            add(training, number, number, loss=value, metrics={"mine": value})
+            assert [message.type for message in messages(training)] == ["step"]
+        found = f"found a {type(value).__name__} with {count} elements"
+        assert [text.partition(";")[0] for text in warnings] == [f"loss: {found}", f"mine: {found}"]
 
 
 def test_last_tensors_arrive_although_the_thread_has_sent_their_step() -> None:

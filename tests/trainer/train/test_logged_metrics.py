@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -125,6 +126,14 @@ def test_metrics_have_the_steps_at_which_they_were_logged(monkeypatch: pytest.Mo
         Logged(rank=0, step=11, values={"val_loss": 0.5}),
         Logged(rank=0, step=12, values={"rate": 0.3}),
     ]
+
+
+def test_metrics_and_accuracies_may_be_arrays_with_one_element() -> None:
+    training, sent = progress()
+    training.log(1, numpy.array([0.5]), {"bleu": numpy.array([[30.0]])})
+    assert sent == [Evaluated(rank=0, step=1, accuracy=0.5), Logged(rank=0, step=1, values={"bleu": 30.0})]
+    with pytest.warns(UserWarning, match="accuracy: found a ndarray with 2 elements; expected one number"):
+        training.log(2, numpy.zeros(2), {})
 
 
 def test_last_value_of_each_metric_stays_in_the_metrics_of_the_pod() -> None:

@@ -16,6 +16,8 @@ from dltrain.protocol.metric_values import (
     NO_NUMBER,
     MetricChecks,
     by_step,
+    element,
+    elements,
     is_divided,
     no_silence,
     shown,
@@ -133,7 +135,7 @@ class ReportedProgress:
         if value is None and field != "step":
             return before
         try:
-            return max(0, min(int(value), MAX_COUNT))
+            return max(0, min(int(element(value)), MAX_COUNT))
         except NO_NUMBER:
             effect = "Reports without a step are ignored" if field == "step" else "It is not reported"
             self._warn_once(f"{field}: found {shown(value)}; expected a finite number. {effect}")
@@ -273,14 +275,19 @@ def _is_tensor(value: Any) -> bool:
 
 
 def detached(value: Any) -> Any:
-    """Return a copy of a tensor, without its graph; other values unchanged.
+    """Return a copy of an array or a tensor, without a tensor's graph; other values unchanged.
 
     The graph would keep activations in memory. The script may change the tensor before it is read, such as a sum that
     it sets to zero. The copy does not wait for a GPU. A tensor that is divided among ranks is not copied, because that
-    could wait for the other ranks.
+    could wait for the other ranks. Neither is one with several elements, because it is not reported.
     """
     with contextlib.suppress(Exception):  # an object of the script that is no tensor
-        return value.detach().clone() if _is_tensor(value) and not is_divided(value) else value
+        if is_divided(value):
+            return value
+        count = elements(value)
+        if _is_tensor(value):
+            return value.detach() if count not in (None, 1) else value.detach().clone()
+        return value.copy() if count == 1 else value
     return value
 
 
