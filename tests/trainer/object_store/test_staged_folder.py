@@ -185,7 +185,7 @@ def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, delete
     """Fixed bug: a script that deleted its checkpoint to replace it, and failed then, lost the checkpoint."""
     folder, before = with_deletion(make, deleted)
     after = read(folder)
-    make().restore(time.time() + (9 if settled else 0))
+    make().restore(folder.newest_change_s(folder.committed) + (9 if settled else 0))
     expected = after if settled else before
     assert read(folder) == expected
     other = make("b", term=2)
@@ -199,7 +199,7 @@ def test_stop_does_not_commit_a_deletion_right_before(
     make: Make, deleted: str, later_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, before = with_deletion(make, deleted)
-    now_s = time.time() + later_s
+    now_s = folder.newest_change_s(folder.committed) + later_s
     monkeypatch.setattr(watching.time, "time", lambda: now_s)
     watching.finish(watching.Alone(folder), exited=False)
     other = make("b", term=2)
