@@ -172,6 +172,23 @@ def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:
     assert diagnose(facts).rank == 2, "all others wait for a process that cannot answer"
 
 
+def test_hung_rank_is_the_one_that_never_came_to_the_process_group() -> None:
+    """Fixed bug: the failure named a rank that waited in dltrain.init, and not the one for which it waited."""
+    facts = attempt(hung=(2, 900.0), heard={0, 2}, logs={1: "waiting for a lock", 2: "the log of rank 2"})
+    failure = diagnose(facts)
+    assert (failure.reason, failure.rank, failure.host) == ("Hung", 1, "p-1")
+    assert (
+        failure.log_tail == "waiting for a lock" and "rank 1 in pod p-1 has not reached dltrain.init" in failure.message
+    )
+    for other in (
+        attempt(hung=(2, 900.0), heard={0, 1, 2}),
+        attempt(hung=(2, 900.0), heard={0, 2}, progressed=True),
+        attempt(hung=(2, 900.0), heard={0, 2}, plan=MPI_PLAN),  # It may report on some ranks only.
+        attempt(ended(1, 0), hung=(2, 900.0), heard={0, 2}),
+    ):
+        assert diagnose(other).rank == 2
+
+
 def test_agent_completes_a_failure_that_the_rank_reported() -> None:
     facts = attempt(ended(1, number=6, tail="the log's end"), failures=[(1, reported("TrainingError"))])
     failure = diagnose(facts)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dlcontract import MAX_POD_NBYTES, Plan, PodMemory, RefusedSize, Report, RunPhase, Until
-from dltrain.agent.coordinator.diagnosis import Attempt
+from dlcontract import MAX_POD_NBYTES, ModelRef, Plan, PodMemory, RefusedSize, Report, RunPhase, Until
+from dltrain.agent.coordinator.diagnosis import Attempt, diagnose
 from dltrain.agent.coordinator.links import Lost, Received
 from dltrain.agent.coordinator.membership import Membership
 from dltrain.agent.coordinator.observed_job import ObservedJob
-from dltrain.agent.coordinator.waits import PREPARE_S
-from dltrain.protocol.agent_messages import AttemptEnded, PodMemoryPeak, Prepared, RankEnded, StillEnding
+from dltrain.agent.coordinator.waits import LAUNCH_LIMIT_S, PREPARE_S
+from dltrain.protocol.agent_messages import AttemptEnded, PodMemoryPeak, Prepared, RankEnded, RankUp, StillEnding
 from dltrain.protocol.rank_messages import Evaluated
 from support.trainer.plans import make_plan
 
@@ -63,6 +63,36 @@ def test_rank_that_its_agent_killed_after_a_lost_connection_is_no_failure(job: O
     job._take(Received(SECOND, ended("2.1", 1, "killed")))
     assert texts(job) == {1: "killed"}
     assert not job.attempt.ended and not job.attempt.deaths
+
+
+@pytest.mark.parametrize("framework", ["Torchrun", "MPI", "DLTrain"])
+def test_rank_that_never_starts_fails_the_launch_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """Fixed bug: without mpirun, a launch in which the agent of a pod started no process had no limit of time."""
+    now_s = 5000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    command = () if framework == "DLTrain" else ("train",)
+    job = make_job(tmp_path, make_plan(3, model=ModelRef(name="mlp", command=command, framework=framework)))
+    monkeypatch.setattr(job.account, "tick", lambda unix_s: None)
+    job.attempt = attempt = Attempt(job.plan, "1.1", now_s)
+    now_s += LAUNCH_LIMIT_S + 1
+    job._tick()
+    assert not attempt.troubled, "copies of checkpoints, which pods make before, have no limit"
+    attempt.launched_s, attempt.launcher_runs = now_s, framework != "Torchrun"
+    for rank in (0, 1):
+        job._take(Received(FIRST, RankUp(attempt="1.1", rank=rank, pid=1)))
+    now_s += LAUNCH_LIMIT_S
+    job._tick()
+    assert not attempt.troubled
+    now_s += 1
+    job._tick()
+    job._tick()
+    late, failure = job.plan.ranks[2], diagnose(attempt)
+    assert attempt.troubled and len(attempt.failures) == 1
+    assert (failure.reason, failure.rank, failure.host) == ("LaunchFailed", 2, late.pod)
+    assert failure.retry and failure.counts and f"found no process of ranks 2 ({late.pod}) after" in failure.message
+    assert ("ports of their agents and of MPI" in failure.message) == attempt.launcher_runs
 
 
 def test_plan_of_the_operator_replaces_an_edited_one_with_a_higher_number(job: ObservedJob) -> None:

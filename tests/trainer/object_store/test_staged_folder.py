@@ -147,6 +147,27 @@ def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: p
     assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("uploaded", [True, False])
+@pytest.mark.parametrize("settled", [True, False])
+def test_first_content_is_uploaded_after_the_end_only_if_it_had_settled(
+    make: Make, settled: bool, uploaded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed bug: a rank that was killed in its first checkpoint left a torn file, which was committed and restored."""
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="half", train_log="1")
+    if uploaded:  # An upload that was interrupted before its commit does not count.
+        folder.upload_content(folder.content, {"a.bin": scan(folder.folder)["a.bin"]})
+    again = make()
+    sequence = again.restore(folder.newest_change_s({}) + (9 if settled else 0))
+    expected = {"a.bin": "half", "train.log": "1"} if settled else {}
+    assert read(again) == expected and (sequence > 0) == settled == bool(folder.log.commits())
+    assert ("discarded 2 files that were still being written" in capsys.readouterr().err) != settled
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == expected
+
+
 def with_deletion(make: Make, deleted: str) -> tuple[StagedFolder, dict[str, str]]:
     """Return a folder whose path ``deleted`` was deleted after a commit, and the contents that the commit has."""
     folder = make()
@@ -164,7 +185,7 @@ def test_deletion_right_before_the_ranks_end_is_not_committed(make: Make, delete
     """Fixed bug: a script that deleted its checkpoint to replace it, and failed then, lost the checkpoint."""
     folder, before = with_deletion(make, deleted)
     after = read(folder)
-    make().restore(time.time() + (9 if settled else 0))
+    make().restore(folder.newest_change_s(folder.committed) + (9 if settled else 0))
     expected = after if settled else before
     assert read(folder) == expected
     other = make("b", term=2)
@@ -178,7 +199,7 @@ def test_stop_does_not_commit_a_deletion_right_before(
     make: Make, deleted: str, later_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, before = with_deletion(make, deleted)
-    now_s = time.time() + later_s
+    now_s = folder.newest_change_s(folder.committed) + later_s
     monkeypatch.setattr(watching.time, "time", lambda: now_s)
     watching.finish(watching.Alone(folder), exited=False)
     other = make("b", term=2)

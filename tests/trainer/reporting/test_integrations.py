@@ -102,6 +102,46 @@ def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_best", [False, True])
+@pytest.mark.parametrize("evaluates", ["step", "epoch", "never"])
+def test_hugging_face_trainer_that_stops_saves_with_the_strategy_best(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, evaluates: str, is_best: bool
+) -> None:
+    """Fixed bug: if it evaluated at the step of the stop, and that was not the best one, it saved no checkpoint.
+
+    It also evaluated before it saved, and again at the end of an epoch that it had not finished.
+    """
+    from dltrain.integrations import huggingface
+
+    found = []
+
+    def maybe_save() -> None:
+        """Do what ``Trainer._maybe_log_save_evaluate`` of transformers 5.24 does with the save_strategy ``best``."""
+        if control.should_evaluate:
+            found.append("evaluation")
+            control.should_save = is_best
+        if control.should_save:
+            found.append("checkpoint")
+        control.should_save = control.should_evaluate = False
+
+    callback = huggingface.ReportCallback()
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=1, world_size=1)
+    state = SimpleNamespace(global_step=4, max_steps=10, epoch=0.4)
+    control = SimpleNamespace(should_save=False, should_evaluate=evaluates == "step", should_training_stop=False)
+    monkeypatch.setattr(huggingface, "stop_requested", lambda: True)
+    callback.on_step_end(args, state, control)
+    maybe_save()
+    assert control.should_training_stop
+    control.should_evaluate = evaluates == "epoch"
+    callback.on_epoch_end(args, state, control)
+    maybe_save()
+    assert found == ["checkpoint"]
+    callback.on_train_begin(args, state, control)
+    control.should_evaluate = True
+    callback.on_epoch_end(args, state, control)
+    assert control.should_evaluate, "another training by the same callback evaluates"
+
+
 def test_logged_values_may_have_the_names_of_the_callbacks_arguments(calls: Calls) -> None:
     """Fixed bug: a metric with the name state, trainer or self ended the training with a TypeError."""
     from dltrain.integrations import huggingface, lightning
@@ -116,19 +156,26 @@ def test_logged_values_may_have_the_names_of_the_callbacks_arguments(calls: Call
     assert [values | named == values for _, values in calls] == [True, True]
 
 
+def lightning_trainer(**attributes: Any) -> SimpleNamespace:
+    """Return what the callback reads of a ``Trainer`` with two epochs of three batches and no limit of steps."""
+    defaults: dict[str, Any] = {
+        "global_step": 0, "current_epoch": 0, "max_epochs": 2, "max_steps": -1, "num_training_batches": 3,
+        "accumulate_grad_batches": 1, "callbacks": [], "callback_metrics": {}, "sanity_checking": False,
+    }  # fmt: skip
+    return SimpleNamespace(**defaults | attributes)
+
+
 def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
     from dltrain.integrations.lightning import ReportCallback
 
     callback = ReportCallback()
-    trainer = SimpleNamespace(
-        global_step=0, current_epoch=0, estimated_stepping_batches=4, sanity_checking=True,
-        callback_metrics={"val_acc": 0.1}, accumulate_grad_batches=2,
-    )  # fmt: skip
+    trainer = lightning_trainer(sanity_checking=True, callback_metrics={"val_acc": 0.1}, accumulate_grad_batches=2)
     callback.on_validation_start(trainer, None)
     callback.on_validation_end(trainer, None)
     trainer.sanity_checking = False
     callback.on_train_start(trainer, None)
     for step in (0, 1):  # The first batch accumulates gradients only.
+        callback.on_train_batch_start(trainer, None, None, step)
         trainer.global_step = step
         # Fixed bug: the reported loss was divided by the number of accumulated batches, as Lightning passes it.
         callback.on_train_batch_end(trainer, None, {"loss": 0.25}, None, step)
@@ -147,6 +194,80 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
         ("checkpoint", {}),
         ("report", {**same, "train_acc": 0.9}),
     ]
+
+
+def train_lightning_epochs(
+    callback: Any, trainer: SimpleNamespace, first_epoch: int = 0, first_batch: int = 0
+) -> list[int]:
+    """Make the callback's calls of a ``fit``: an epoch ends with a step. Return the batches accumulated per epoch."""
+    callback.on_train_start(trainer, None)
+    numbers = []
+    for epoch in range(first_epoch, trainer.max_epochs):
+        trainer.current_epoch = epoch
+        for each in trainer.callbacks:
+            trainer.accumulate_grad_batches = each.get_accumulate_grad_batches(epoch)
+        number = trainer.accumulate_grad_batches
+        numbers.append(number)
+        for batch in range(first_batch, trainer.num_training_batches):
+            callback.on_train_batch_start(trainer, None, None, batch)
+            if (batch + 1) % number == 0 or batch + 1 == trainer.num_training_batches:
+                trainer.global_step += 1
+            callback.on_train_batch_end(trainer, None, None, None, batch)
+            if trainer.global_step == trainer.max_steps:
+                return numbers
+        first_batch = 0
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("later", "max_steps", "done", "epoch", "batch"),
+    [(4, -1, 0, 0, 0), (4, 12, 0, 0, 0), (1, -1, 0, 0, 0), (4, -1, 12, 1, 8), (4, -1, 12, 1, 9)],
+    ids=["fewer later", "limit", "the same", "resumed", "resumed elsewhere in the epoch"],
+)
+def test_lightning_progress_ends_at_its_total_if_accumulation_changes_by_epoch(
+    calls: Calls, later: int, max_steps: int, done: int, epoch: int, batch: int
+) -> None:
+    """Fixed bug: with a GradientAccumulationScheduler, the progress of the job ended at 50 % or so."""
+    from dltrain.integrations.lightning import ReportCallback
+
+    scheduler = SimpleNamespace(get_accumulate_grad_batches=lambda epoch: 1 if epoch < 1 else later)
+    trainer = lightning_trainer(
+        global_step=done, max_epochs=3, max_steps=max_steps, num_training_batches=10, callbacks=[scheduler]
+    )
+    numbers = train_lightning_epochs(ReportCallback(), trainer, epoch, batch)
+    assert numbers[-1] == later
+    assert {values["steps"] for _, values in calls} == {calls[-1][1]["step"]} == {trainer.global_step}
+
+
+def test_lightning_total_of_a_resumed_training_counts_the_batches_that_come(calls: Calls) -> None:
+    """Fixed bug: resumed on twice as many ranks, with half as many batches, the progress ended at 150 %."""
+    from dltrain.integrations.lightning import ReportCallback
+
+    trainer = lightning_trainer(global_step=20, max_epochs=4, num_training_batches=5)
+    train_lightning_epochs(ReportCallback(), trainer, first_epoch=2)
+    assert calls[0][1]["steps"] == calls[-1][1]["step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"max_epochs": -1}, None),
+        ({"max_epochs": -1, "max_steps": 7}, 7),
+        ({"num_training_batches": float("inf")}, None),
+        ({"num_training_batches": float("inf"), "max_steps": 7}, 7),
+        ({"max_steps": 4}, 4),
+        ({"max_steps": 900}, 6),
+    ],
+)
+def test_lightning_total_by_the_limits_of_the_trainer(calls: Calls, limits: dict[str, Any], steps: int | None) -> None:
+    from dltrain.integrations.lightning import ReportCallback
+
+    callback, trainer = ReportCallback(), lightning_trainer(**limits)
+    callback.on_train_start(trainer, None)
+    callback.on_train_batch_start(trainer, None, None, 0)
+    trainer.global_step = 1
+    callback.on_train_batch_end(trainer, None, None, None, 0)
+    assert calls == [("report", {"step": 1, "steps": steps, "epoch": 0})]
 
 
 def test_lightning_tests_and_predictions_are_announced_and_their_metrics_reported(calls: Calls) -> None:
@@ -193,12 +314,13 @@ def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls:
     from dltrain.integrations.lightning import ReportCallback
 
     callback, module = ReportCallback(), SimpleNamespace(automatic_optimization=False)
-    trainer = SimpleNamespace(
-        global_step=0, max_steps=-1, current_epoch=0, estimated_stepping_batches=2, sanity_checking=False,
-        callback_metrics={"val_acc": 0.5}, fit_loop=SimpleNamespace(total_batch_idx=-1),
+    trainer = lightning_trainer(
+        max_epochs=1, num_training_batches=2, callback_metrics={"val_acc": 0.5},
+        fit_loop=SimpleNamespace(total_batch_idx=-1),
     )  # fmt: skip
     callback.on_train_start(trainer, module)
     for batch in range(2):
+        callback.on_train_batch_start(trainer, module, None, batch)
         trainer.global_step, trainer.fit_loop.total_batch_idx = 2 * batch + 2, batch
         callback.on_train_batch_end(trainer, module, None, None, batch)
     callback.on_validation_end(trainer, module)
@@ -210,6 +332,7 @@ def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls:
     ]
     trainer.max_steps = 8
     callback.on_train_start(trainer, module)
+    callback.on_train_batch_start(trainer, module, None, 0)
     trainer.fit_loop.total_batch_idx = 2
     callback.on_train_batch_end(trainer, module, None, None, 2)
     assert calls[-1][1]["steps"] is None, "the limit counts updates"

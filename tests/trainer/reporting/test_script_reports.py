@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import dlcontract
+from dltrain.integrations.logged_values import report_arguments
 from dltrain.protocol import metric_values
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import SOCKET_ENV, Busy, Evaluated, Logged, RankMessage, Step, rank_message_adapter
@@ -189,6 +190,71 @@ for thread in threads: thread.join()
         assert agent.connections == 1 and agent.of(Step)
 
 
+def test_metrics_have_the_steps_at_which_they_were_reported() -> None:
+    """Fixed bug: all metrics within 0.25 s had the newest step, such as a loss on held-out data of step 1000."""
+    training, _ = progress()
+    add(training, 0.0, 1000, metrics={"val_loss": 0.5, "rate": 0.1, "bleu": Tensor(30.0, list)}, accuracy=50)
+    for step in (1001, 1002):
+        add(training, 0.1, step, metrics={"rate": 0.1 * step})
+    [newest, *logged] = messages(training, tensors=False)
+    assert isinstance(newest, Step) and newest.step == 1002
+    assert logged == [
+        Logged(rank=0, step=1000, values={"val_loss": 0.5, "accuracy": 50.0}),
+        Logged(rank=0, step=1002, values={"rate": 0.1 * 1002}),
+    ]
+    add(training, 0.2, 1003, metrics={"rate": 1.0})
+    [_, *logged] = messages(training)
+    assert logged == [Logged(rank=0, step=1000, values={"bleu": 30.0}), Logged(rank=0, step=1003, values={"rate": 1.0})]
+
+
+class Array:
+    """An array like those of NumPy: several elements are no number, and one element is one only by ``item``."""
+
+    def __init__(self, *values: float) -> None:
+        self.values, self.size = list(values), len(values)
+
+    def item(self) -> float:
+        [value] = self.values
+        return value
+
+    def copy(self) -> "Array":
+        return Array(*self.values)
+
+    def __float__(self) -> float:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    __int__ = __float__
+
+
+def test_arrays_and_tensors_with_one_element_are_numbers() -> None:
+    """Fixed bug: numpy.array([0.5]) was no number. An array that the script changed later was reported as it became."""
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    ones = [Array(0.5), numpy.array([0.5]), numpy.array(0.5), numpy.float32(0.5), torch.tensor([[0.5]]),
+            torch.tensor(0.5, requires_grad=True), torch.tensor([0.5], dtype=torch.bfloat16)]  # fmt: skip
+    for value in ones:
+        training, warnings = progress(samples=1)
+        add(training, 0.0, Array(7), loss=value, accuracy=value, metrics={"mine": value}, steps=numpy.array([9]))
+        if isinstance(value, Array):
+            value.values[0] = 7.0
+        [step, evaluated, logged] = messages(training)
+        assert isinstance(step, Step) and (step.step, step.steps, step.loss, warnings) == (7, 9, 0.5, [])
+        assert isinstance(evaluated, Evaluated) and evaluated.accuracy == 0.5
+        assert logged == Logged(rank=0, step=7, values={"mine": 0.5})
+        assert report_arguments({"mine": value}) == {"mine": value}
+
+
+def test_arrays_and_tensors_with_several_elements_are_named_once() -> None:
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    several = [(2, Array(1, 2)), (2, numpy.zeros(2)), (2, torch.zeros(2)), (0, Array()), (0, torch.zeros(2, 0))]
+    for count, value in several:
+        training, warnings = progress()
+        for number in (1, 2):
+            add(training, number, number, loss=value, metrics={"mine": value})
+            assert [message.type for message in messages(training)] == ["step"]
+        found = f"found a {type(value).__name__} with {count} elements"
+        assert [text.partition(";")[0] for text in warnings] == [f"loss: {found}", f"mine: {found}"]
+
+
 def test_last_tensors_arrive_although_the_thread_has_sent_their_step() -> None:
     """Fixed bug: a last accuracy on a GPU was lost if the script did other work before its end."""
     training, _ = progress()
@@ -353,6 +419,9 @@ def test_line_of_a_report() -> None:
     add(training, 0.5, 11, steps=100, epoch=2.7, loss=0.25, accuracy=0.5, metrics={"bleu": 30})
     shown = "dltrain: step 11/100 epoch 2 loss 0.2500, 50.0 ms/step, 1280 samples/s, accuracy 0.5000, bleu 30"
     assert line(training.updates(tensors=True)) == shown
+    add(training, 0.6, 12, accuracy=0.5, metrics={"bleu": 30})
+    add(training, 0.7, 13, metrics={"rate": 1})
+    assert line(training.updates(tensors=True)).endswith(", accuracy 0.5000 at step 12, bleu 30 at step 12, rate 1")
 
 
 def test_a_script_with_the_dltrain_api_logs_through_its_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

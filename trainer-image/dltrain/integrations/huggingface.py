@@ -12,22 +12,32 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # The type checker
     """Report each step, and the loss, accuracy and metrics that the ``Trainer`` logs, on every rank.
 
     Evaluations and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
-    the script to stop, the ``Trainer`` saves a checkpoint, and ``train`` returns.
+    the script to stop, the ``Trainer`` saves a checkpoint, with any ``save_strategy``, and ``train`` returns.
     """
 
     def __init__(self) -> None:
         self._evaluation = EvaluationBatches()
+        self._stops = False
+        """True once the job has asked the script to stop."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stops = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._report(args, state)
         if stop_requested():
-            control.should_save = control.should_training_stop = True
+            self._stops = control.should_save = control.should_training_stop = True
+            # An evaluation would come before the checkpoint, and there may be no time for both. With the save_strategy
+            # "best", the checkpoint would also be left out, unless this step were the best one.
+            control.should_evaluate = False
         if control.should_save:
             busy("checkpoint", CHECKPOINT_S)
         if control.should_evaluate:
             self._evaluation.announce()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stops:  # The Trainer also ends an epoch that it has not finished. Its checkpoint is saved already.
+            control.should_save = control.should_evaluate = False
         if control.should_save:
             busy("checkpoint", CHECKPOINT_S)
         if control.should_evaluate:

@@ -3,6 +3,7 @@
 The callback is one of the package ``pytorch_lightning`` if the script has imported that package only.
 """
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
     def __init__(self) -> None:
         self._evaluation = EvaluationBatches()
         self._steps: int | None = None
+        self._counted_epoch: int | None = None
+        """The epoch whose first batch here has set ``_steps``; None: no batch of this training has."""
         self._step = 0
         self._reported: dict[str, Any] = {}
         """The last reported values, by argument of ``report``. Lightning makes a new tensor for each value."""
@@ -39,11 +42,14 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         """The trainer's ``limit_val_batches`` before the job has asked the script to stop; None: it has not."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        steps = trainer.estimated_stepping_batches
-        if _updates_by_itself(pl_module) and trainer.max_steps > 0:
-            steps = 0  # max_steps limits updates. How many of them a batch makes is unknown.
-        self._steps = int(steps) if 0 < steps < float("inf") else None
+        self._counted_epoch = None
         self._step = _completed(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # In each epoch again: callbacks may change the number of accumulated batches, of batches, and of epochs.
+        if self._counted_epoch != trainer.current_epoch:
+            self._counted_epoch = trainer.current_epoch
+            self._steps = _steps(trainer, pl_module, self._step, batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = _completed(trainer, pl_module)
@@ -122,6 +128,36 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
     def _report(self, trainer: Any, /, **values: Any) -> None:
         self._reported |= values
         report(step=self._step, steps=self._steps, epoch=trainer.current_epoch, **values)
+
+
+def _steps(trainer: Any, module: Any, step: int, batch_idx: int) -> int | None:
+    """Return the number of steps of the whole training, or None if it is unknown.
+
+    ``step``: number of steps completed before the batch ``batch_idx`` of the present epoch. The batches that a resumed
+    training had before it were perhaps others, so that only those that come are counted.
+    """
+    limit = trainer.max_steps if trainer.max_steps > 0 else math.inf
+    if _updates_by_itself(module) and limit < math.inf:
+        return None  # max_steps limits updates. How many of them a batch makes is unknown.
+    epochs, batches = trainer.max_epochs, trainer.num_training_batches
+    total = math.inf
+    if epochs is not None and epochs > 0 and batches < math.inf:
+        accumulated = [_accumulated(trainer, epoch) for epoch in range(trainer.current_epoch, epochs)]
+        # The last batch of an epoch always ends a step.
+        total = step + sum(math.ceil(batches / number) for number in accumulated) - batch_idx // accumulated[0]
+    total = min(total, limit)
+    return int(total) if total < math.inf else None
+
+
+def _accumulated(trainer: Any, epoch: int) -> int:
+    """Return the number of batches whose gradients are accumulated for a step in an epoch, the present or a later one.
+
+    Lightning's GradientAccumulationScheduler changes it by epoch.
+    """
+    for callback in trainer.callbacks:
+        if hasattr(callback, "get_accumulate_grad_batches"):
+            return int(callback.get_accumulate_grad_batches(epoch))
+    return int(trainer.accumulate_grad_batches)
 
 
 def _updates_by_itself(module: Any) -> bool:

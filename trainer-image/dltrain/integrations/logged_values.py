@@ -5,7 +5,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from dltrain.protocol.metric_values import NO_NUMBER
+from dltrain.protocol.metric_values import NO_NUMBER, elements
 from dltrain.reporting.script_reports import busy
 
 CHECKPOINT_S = 1800.0
@@ -49,14 +49,14 @@ def _metric(name: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Return True if ``value`` is a number or a tensor with one element. Do not read the tensor's value.
+    """Return True if ``value`` is a number, or an array or a tensor with one element. Do not read a tensor's value.
 
     Reading it would wait for the GPU that may still compute it. A bool is not a number.
     """
     if isinstance(value, bool | str):
         return False
-    if hasattr(value, "detach"):
-        return bool(value.numel() == 1)
+    if (count := elements(value)) is not None:
+        return count == 1
     try:
         float(value)
     except NO_NUMBER:

@@ -93,21 +93,22 @@ class StagedFolder:
         If the folder has newer content that had settled at ``ended_unix_s``, the Unix time at which the ranks ended,
         upload it. None: at an unknown time, such as because the whole container ended with them. It is then the time
         that was noted last. Otherwise, or if other pods may have parts of the newer content, restore the newest valid
-        commit. Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing
-        permission, ChangedError if the folder changes, and OSError if the store or disk fails.
+        commit, or delete the content if there is none. Raise FencedError if another run has taken over, BadInputError
+        for a wrong bucket or a missing permission, ChangedError if the folder changes, and OSError if the store or disk
+        fails.
         """
         self._reader.open()
         here, note = scan(self.folder), self._read_note()
         ended_s = ended_unix_s if ended_unix_s is not None else self._noted_s()
         sequence = self._reader.newest(lambda entry: self._reusable(entry, note, here, ended_s))
-        if sequence is None and here and note and not _is_part(note):
-            self._base = None  # Nothing was uploaded yet. With a volume, the script would find what is there, too.
-            self.upload(final=True)
-        elif sequence is None:
-            if here and _is_part(note):
-                tell(f"discarded {len(here)} files that were not in a checkpoint of all pods, such as {min(here)}")
-            self._clear({})
+        if sequence is None:
             self._base = None
+            if here and note and self._is_settled({}, note, ended_s):
+                self.upload(final=True)  # Nothing was uploaded yet.
+            else:
+                if note:
+                    _tell_discarded(here.keys(), note)
+                self._clear({})
         if self._base is not None and without_logs(self.committed) != without_logs(scan(self.folder)):
             self.upload(final=True)
         self._write_note()
@@ -121,16 +122,21 @@ class StagedFolder:
         write new ones, restore ``entry``. ``here``: the folder's files.
         """
         there = Content.of(entry).seen
-        has_settled = self.newest_change_s(there) <= ended_unix_s - SETTLE_S and not is_emptied(there, here)
-        if note.get("sequence") == entry.sequence and has_settled and not _is_part(note):
+        is_same = note.get("sequence") == entry.sequence
+        if is_same and self._is_settled(there, note, ended_unix_s) and not is_emptied(there, here):
             self._base = entry
         else:
-            written = sorted(_changed(there, here) & here.keys())
-            if written and (note.get("sequence") == entry.sequence or _is_part(note)):
-                why = "not in a checkpoint of all pods" if _is_part(note) else "still being written"
-                tell(f"discarded {len(written)} files that were {why}, such as {written[0]}")
+            if is_same or _is_part(note):
+                _tell_discarded(_changed(there, here) & here.keys(), note)
             self.restore_entry(entry)
         return entry.sequence
+
+    def _is_settled(self, there: Mapping[str, Seen], note: Mapping[str, Any], ended_unix_s: float) -> bool:
+        """Return True if all changes since the state ``there`` were settled at ``ended_unix_s``.
+
+        Return False if, by the ``note``, other pods may have parts of the content, which are not known.
+        """
+        return not _is_part(note) and self.newest_change_s(there) <= ended_unix_s - SETTLE_S
 
     def newest_change_s(self, there: Mapping[str, Seen]) -> float:
         """Return the Unix time of the last change since the state ``there``; 0 if nothing has changed.
@@ -312,6 +318,13 @@ def _check(now: Mapping[str, Seen], state: Mapping[str, Seen]) -> None:
 def _is_part(note: Mapping[str, Any]) -> bool:
     """Return True if, by the ``note`` beside a folder, other pods may have parts of the content as well."""
     return note.get("part") is True
+
+
+def _tell_discarded(paths: Collection[str], note: Mapping[str, Any]) -> None:
+    """Log that files are discarded: parts of a checkpoint by the ``note`` beside the folder, or incomplete ones."""
+    if paths:
+        why = "not in a checkpoint of all pods" if _is_part(note) else "still being written"
+        tell(f"discarded {len(paths)} files that were {why}, such as {min(paths)}")
 
 
 def _pieces(file: Any, nbytes: int, path: str) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from dltrain.protocol.metric_values import MetricChecks
+from dltrain.protocol.metric_values import MetricChecks, by_step
 from dltrain.protocol.rank_messages import Logged
 from dltrain.protocol.reporter import RankReporter
 
@@ -19,8 +19,8 @@ class LoggedMetrics:
     def __init__(self, reporter: RankReporter) -> None:
         self._reporter = reporter
         self._checks = MetricChecks(_warn)
-        self._pending: dict[str, float] = {}
-        self._step = 0
+        self._pending: dict[str, tuple[int, float]] = {}
+        """Values that are not sent yet: name → (step, value)."""
         self._sent_at = 0.0
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -30,14 +30,15 @@ class LoggedMetrics:
         """
         for name, value in values.items():
             if (found := self._checks.metric(name, value)) is not None:
-                self._pending[name], self._step = found, step
+                self._pending[name] = step, found
         if time.monotonic() - self._sent_at >= INTERVAL_S:
             self.send()
 
     def send(self) -> None:
-        """Send the values that were logged since the last message, if there are any."""
+        """Send the values that were logged since the last message, if there are any. Each step has its message."""
         if self._pending:
-            self._reporter.send(Logged(rank=self._reporter.rank, step=self._step, values=self._pending))
+            for step, values in by_step(self._pending).items():
+                self._reporter.send(Logged(rank=self._reporter.rank, step=step, values=values))
             self._pending, self._sent_at = {}, time.monotonic()
 
 

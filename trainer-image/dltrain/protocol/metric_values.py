@@ -4,9 +4,9 @@ This module needs the standard library only.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of different metrics of a script, and maximum length of a metric's name in characters. These are
@@ -17,6 +17,7 @@ MIN_SILENCE_S, MAX_SILENCE_S = 1e-3, 86_400.0
 NO_NUMBER = (Exception,)
 """Exceptions of ``float`` and ``int`` for values of a script that are no number, or too large. The method ``__float__``
 of an object may raise any."""
+V = TypeVar("V")
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
 
@@ -62,8 +63,14 @@ class MetricChecks:
                 f"{name}: found a {type(value).__name__} that is divided among ranks; expected a number. It is not "
                 "reported. Pass value.full_tensor(), which every rank must call",
             )
+        if (count := elements(value)) not in (None, 1):
+            return self._warn(
+                name,
+                f"{name}: found a {type(value).__name__} with {count} elements; expected one number. It is not "
+                "reported. Pass its mean or one of its elements",
+            )
         try:
-            number = float(value)
+            number = float(element(value))
         except NO_NUMBER:
             return self._warn(name, f"{name}: found {type(value).__name__}; expected a number. It is not reported")
         if not isfinite(number) or abs(number) > LARGEST:
@@ -76,6 +83,33 @@ class MetricChecks:
             self._warned.add(name)
             self._warn_about(text)
         return None
+
+
+def elements(value: Any) -> int | None:
+    """Return the number of elements of an array or a tensor; None for any other object. Do not read the elements."""
+    try:
+        if not callable(value.item):
+            return None
+        size = value.numel() if hasattr(value, "numel") else value.size
+        return int(size)
+    except NO_NUMBER:
+        return None
+
+
+def element(value: Any) -> Any:
+    """Return the element of an array or a tensor that has exactly one, such as ``numpy.array([0.5])``.
+
+    Return any other object as it is. This function waits for a GPU that still computes the element.
+    """
+    return value.item() if elements(value) == 1 else value
+
+
+def by_step(values: Mapping[str, tuple[int, V]]) -> dict[int, dict[str, V]]:
+    """Sort ``values`` (name → step, value) by their steps, the lowest first. Return step → name → value."""
+    found: dict[int, dict[str, V]] = {}
+    for name, (step, value) in sorted(values.items(), key=lambda item: item[1][0]):
+        found.setdefault(step, {})[name] = value
+    return found
 
 
 def is_divided(value: Any) -> bool:
@@ -96,7 +130,7 @@ def silence_s(seconds: Any) -> float | None:
     Infinity is the longest silence. Return None if they are no number.
     """
     try:
-        found = float(seconds)
+        found = float(element(seconds))
     except NO_NUMBER:
         return None
     return None if isnan(found) else min(max(found, MIN_SILENCE_S), MAX_SILENCE_S)

@@ -15,6 +15,9 @@ from dltrain.protocol.metric_values import (
     MAX_METRICS,
     NO_NUMBER,
     MetricChecks,
+    by_step,
+    element,
+    elements,
     is_divided,
     no_silence,
     shown,
@@ -100,7 +103,8 @@ class ReportedProgress:
         self._loss_value: float | None = None
         self._loss: Any = None
         self._evaluations: deque[tuple[int, Any]] = deque(maxlen=MAX_EVALUATIONS)
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[str, tuple[int, Any]] = {}
+        """Metrics that wait for the next progress update: name → (step, last value)."""
         self._changed = False
         self._heeds_stop = False
         """True if the script calls ``dltrain.stop_requested``, so that it stops by itself when the agent asks it."""
@@ -131,7 +135,7 @@ class ReportedProgress:
         if value is None and field != "step":
             return before
         try:
-            return max(0, min(int(value), MAX_COUNT))
+            return max(0, min(int(element(value)), MAX_COUNT))
         except NO_NUMBER:
             effect = "Reports without a step are ignored" if field == "step" else "It is not reported"
             self._warn_once(f"{field}: found {shown(value)}; expected a finite number. {effect}")
@@ -179,7 +183,7 @@ class ReportedProgress:
             self._evaluations.append((step, detached(accuracy)))
         for name, value in metrics.items():
             if name in self._metrics or len(self._metrics) < 2 * MAX_METRICS:
-                self._metrics[name] = detached(value)
+                self._metrics[name] = step, detached(value)
 
     def updates(self, *, tensors: bool) -> list[Update]:
         """Return the progress updates about all reports since the last call, in the order in which they are to be sent.
@@ -214,21 +218,22 @@ class ReportedProgress:
                 found.append(update | {"loss": self._loss_value})
             else:
                 self._warn_about_percentage(number)
-                self._metrics["accuracy"] = number
+                self._metrics["accuracy"] = step, number
         metrics, self._metrics = self._metrics, {}
-        values: dict[str, float] = {}
-        for name, value in metrics.items():
+        numbers: dict[str, tuple[int, float]] = {}
+        for name, (step, value) in metrics.items():
             if not ready(value):
-                self._metrics.setdefault(name, value)
+                self._metrics.setdefault(name, (step, value))
             elif (metric := self._checks.metric(name, value)) is not None:
-                values[name] = metric
-        if values:
-            found.append({"type": "logged", "rank": self._rank, "step": self._step, "values": values})
+                numbers[name] = step, metric
+        for step, values in by_step(numbers).items():
+            found.append({"type": "logged", "rank": self._rank, "step": step, "values": values})
         return found
 
     def _has_tensors(self) -> bool:
         """Return True if an earlier call of ``updates`` has left out a tensor that was not replaced since."""
-        return any(map(_is_tensor, (self._loss, *self._metrics.values(), *(value for _, value in self._evaluations))))
+        waiting = (*self._metrics.values(), *self._evaluations)
+        return any(map(_is_tensor, (self._loss, *(value for _, value in waiting))))
 
     def _step_update(self) -> Update:
         step_s = self._times.mean_s()
@@ -270,14 +275,19 @@ def _is_tensor(value: Any) -> bool:
 
 
 def detached(value: Any) -> Any:
-    """Return a copy of a tensor, without its graph; other values unchanged.
+    """Return a copy of an array or a tensor, without a tensor's graph; other values unchanged.
 
     The graph would keep activations in memory. The script may change the tensor before it is read, such as a sum that
     it sets to zero. The copy does not wait for a GPU. A tensor that is divided among ranks is not copied, because that
-    could wait for the other ranks.
+    could wait for the other ranks. Neither is one with several elements, because it is not reported.
     """
     with contextlib.suppress(Exception):  # an object of the script that is no tensor
-        return value.detach().clone() if _is_tensor(value) and not is_divided(value) else value
+        if is_divided(value):
+            return value
+        count = elements(value)
+        if _is_tensor(value):
+            return value.detach() if count not in (None, 1) else value.detach().clone()
+        return value.copy() if count == 1 else value
     return value
 
 
@@ -296,8 +306,9 @@ def line(updates: list[Update]) -> str:
     if step["samples_per_s"]:
         shown.append(f"{step['samples_per_s']:.0f} samples/s")
     for update in others:
+        at = "" if update["step"] == step["step"] else f" at step {update['step']}"
         if update["type"] == "evaluated":
-            shown.append(f"accuracy {update['accuracy']:.4f}")
+            shown.append(f"accuracy {update['accuracy']:.4f}{at}")
         else:
-            shown += [f"{name} {value:.6g}" for name, value in update["values"].items()]
+            shown += [f"{name} {value:.6g}{at}" for name, value in update["values"].items()]
     return ", ".join([text, *shown])

@@ -262,9 +262,9 @@ def report(
     ``epoch``: number of the epoch. ``accuracy``: accuracy on held-out data, from 0 to 1. ``samples``: samples in a
     step, over all ranks; default: $DLJOB_GLOBAL_BATCH_SIZE. ``metrics``: any other numbers, at most 16 names.
 
-    Values may be numbers or tensors with one element. A call takes microseconds, except that a few times per second it
-    converts tensors to numbers. A lost agent never raises an exception, and neither does an invalid value, about which
-    a line in the log warns once.
+    Values may be numbers, or arrays and tensors with one element. A call takes microseconds, except that a few times
+    per second it converts tensors to numbers. A lost agent never raises an exception, and neither does an invalid
+    value, about which a line in the log warns once.
     """
     global _reports
     if _trainer is not None:

@@ -12,7 +12,7 @@ from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
-from dltrain.protocol.metric_values import NO_NUMBER, no_silence, silence_s
+from dltrain.protocol.metric_values import NO_NUMBER, element, no_silence, silence_s
 from dltrain.protocol.rank_messages import Analyzed, Busy, Energy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
@@ -183,7 +183,7 @@ class Progress:
         """
         if accuracy is not None:
             try:
-                found = float(accuracy)
+                found = float(element(accuracy))
             except NO_NUMBER:
                 found = nan
             if 0 <= found <= 1:

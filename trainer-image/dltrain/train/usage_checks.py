@@ -15,7 +15,7 @@ from dlcontract import DATASET_VARIABLE, Plan
 from dltrain.elastic.team import Team
 from dltrain.models.deferred import initial_values
 from dltrain.protocol.errors import BadInputError, MisuseError
-from dltrain.protocol.metric_values import NO_NUMBER, shown
+from dltrain.protocol.metric_values import NO_NUMBER, element, shown
 
 NO_UPDATE = (
     "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
@@ -132,7 +132,7 @@ def numbers(values: Any) -> Sequence[float]:
     found: list[float] = []
     for index, value in enumerate(values.tolist() if isinstance(values, Tensor) else values):
         try:
-            found.append(float(value.detach() if isinstance(value, Tensor) else value))
+            found.append(float(element(value)))
         except NO_NUMBER:
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise MisuseError(f"t.sum: found {kind} as item {index}; expected a number") from None
@@ -233,7 +233,7 @@ def check_max_norm(max_norm: Any) -> float:
 def _number(given: Any) -> float | None:
     """Return ``given`` as a number, and None if it is a text or no number."""
     try:
-        return None if isinstance(given, str | bytes) else float(given)
+        return None if isinstance(given, str | bytes) else float(element(given))
     except NO_NUMBER:
         return None
 

@@ -265,7 +265,7 @@ class Coordinator:
         await self._until(lambda: self.job.prepared >= set(plan.pods) or attempt.troubled)
         if attempt.troubled:
             return attempt
-        attempt.started_s = attempt.shrunk_s = time.monotonic()  # Copies of checkpoints may have taken minutes.
+        attempt.started_s = attempt.shrunk_s = attempt.launched_s = time.monotonic()  # Copies may have taken minutes.
         self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
         self.job.ledger.mark_start(launched_unix_s=time.time())
         if self.job.ledger.phase is not RunPhase.RESTARTING:

@@ -6,6 +6,7 @@ therefore begin with the events that are most likely a cause, and end with those
 
 import re
 from dataclasses import dataclass, field
+from math import inf
 
 from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, StoppedEarly, matching, reasons
 from dltrain.host.command_errors import CANNOT_START, NOT_FOUND
@@ -29,19 +30,22 @@ SIGABRT, SIGKILL = 6, 9
 class Attempt:
     """The recorded events of one attempt, which is one launch of the ranks of ``plan``.
 
-    ``up``: numbers of the ranks whose process has started. ``ended``: the exit record of each ended rank, by rank.
-    ``failures``: (rank, failure) for each failure that a rank reported, in order of arrival. ``lost``: why the
-    connection to a pod was lost, by pod. ``left``: pods that received SIGTERM. ``launcher``: the exit status of mpirun,
-    or None if mpirun has not ended. ``outcome``: the result that rank 0 (or the lowest remaining rank) reported.
+    ``up``: numbers of the ranks whose process has started. ``heard``: numbers of those that have sent a message.
+    ``ended``: the exit record of each ended rank, by rank. ``failures``: (rank, failure) for each reported failure, in
+    order of arrival. ``lost``: why the connection to a pod was lost, by pod. ``left``: pods that received SIGTERM.
+    ``launcher``: how mpirun has ended, or None. ``outcome``: the result of the lowest rank that is left.
 
-    ``started_s``: time of the launch, in seconds of the monotonic clock. ``launcher_runs``: True while mpirun runs.
-    ``launcher_tail``: the last output of mpirun, once it has ended.
+    ``started_s``: time of the launch, in seconds of the monotonic clock. ``launched_s``: the same once all pods are
+    prepared; infinity before. ``launcher_runs``: True while mpirun runs. ``launcher_tail``: its last output, once it
+    has ended.
     """
 
     plan: Plan
     name: str
     started_s: float = 0.0
+    launched_s: float = inf
     up: set[int] = field(default_factory=set)
+    heard: set[int] = field(default_factory=set)
     ended: dict[int, RankEnded] = field(default_factory=dict)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
@@ -253,24 +257,31 @@ def _of_device(attempt: Attempt) -> Failure | None:
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     """Return the failure of the rank that hangs. ``number``: the rank that sent no message for ``silent_s`` seconds.
 
-    All other ranks wait for the hung rank, so the rank ``number`` may be one that waits. If the stack of rank
-    ``number`` shows a wait, the failure names the first rank whose stack shows no wait.
+    All other ranks wait for the hung rank, so the rank ``number`` may be one that waits: for a rank that has not called
+    ``dltrain.init`` or, if its stack shows a wait, for the first rank whose stack shows none. The failure names that.
     """
+    outside = sorted(attempt.up - attempt.heard - attempt.ended.keys())
     stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}
-    if _WAITS.search(stacks.get(number, "")):
+    what = f"was silent for {silent_s:.0f} s. {_BUSY}"
+    if attempt.plan.model.framework == "DLTrain" and not attempt.progressed and attempt.heard and outside:
+        what = f"has not reached dltrain.init, and rank {number} has waited for it for {silent_s:.0f} s. See its log"
+        number = outside[0]
+    elif _WAITS.search(stacks.get(number, "")):
         number = next((n for n, where in sorted(stacks.items()) if not _WAITS.search(where)), number)
     pod = attempt.plan.ranks[number].pod
     return Failure(
         reason=reasons.HUNG,
-        message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
-        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it, or dltrain.busy in a "
-        "script without dltrain.init. The next attempt waits three times as long",
+        message=f"rank {number} in pod {pod} {what}",
         rank=number,
         host=pod,
         log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],
     )
 
 
+_BUSY = (
+    "If the script does something that takes longer than ten steps and 30 s, such as an upload, call t.busy(what, "
+    "seconds) before it, or dltrain.busy in a script without dltrain.init. The next attempt waits three times as long"
+)
 _WAITS = re.compile(r"/dltrain/comm/(?!process_group\.py)")
 """Matches the stack of a rank that waits for other ranks in a module of ``dltrain.comm``.
 

@@ -11,14 +11,14 @@ import logging
 import time
 from math import ceil, inf
 
-from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, matching, reasons
+from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, matching
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.elastic_script import CheckpointFolder, refusal, still_refused
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
-from dltrain.agent.coordinator.waits import Waits
+from dltrain.agent.coordinator.waits import Waits, launch_failure
 from dltrain.agent.job.exchange import OUTPUTS_S, ReportWriter
 from dltrain.agent.job.settings import Settings
 from dltrain.agent.job.shrink import shrink_plan
@@ -37,14 +37,6 @@ STOP_AHEAD_S = 2.0
 stops. The script's last reports may be a second old, and the request takes milliseconds."""
 RESTART_COST_S = 5.0
 """Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
-LAUNCH_LIMIT_S = 300.0
-"""Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
-limit."""
-_LAUNCH_TIMEOUT = Failure(
-    reason=reasons.LAUNCH_FAILED,
-    message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
-    "other on the ports of their agents and of MPI",
-)
 
 
 class ObservedJob:
@@ -181,13 +173,8 @@ class ObservedJob:
             self.checkpoints.tick()
             self.account.tick(time.time())
             self.launcher.check_stopped(time.monotonic())
-            if attempt.launcher_runs and not attempt.troubled and self._launch_timed_out(attempt):
-                attempt.failures.append((0, _LAUNCH_TIMEOUT))
-
-    def _launch_timed_out(self, attempt: Attempt) -> bool:
-        """Return True if mpirun has not started every rank within ``LAUNCH_LIMIT_S``."""
-        begun = attempt.up | attempt.ended.keys() | attempt.absent
-        return len(begun) < len(attempt.plan.ranks) and time.monotonic() - attempt.started_s > LAUNCH_LIMIT_S
+            if (failure := launch_failure(attempt, now_s)) is not None:
+                attempt.failures.append((failure.rank or 0, failure))
 
     def _take(self, event: Event) -> None:
         match event:
@@ -291,6 +278,7 @@ class ObservedJob:
         message = line.message
         if message.rank in attempt.ended:
             return
+        attempt.heard.add(message.rank)
         transition = self.ledger.record(message, time.monotonic())
         if self.stopping_rule is not None and message.rank == self.ledger.leader:
             attempt.good_enough = self.stopping_rule.record(message) or attempt.good_enough

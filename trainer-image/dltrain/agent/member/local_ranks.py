@@ -338,7 +338,7 @@ class LocalRanks:
                         "ignored a message of rank %d; expected messages of this pod's running ranks", message.rank
                     )
                     continue
-                run.latest[type(message)], run.last_message_unix_s = message, time.time()
+                run.add(message, time.time())
                 self._emit(RankUpdate(attempt=self.attempt, message=message))
         except ConnectionError:
             pass  # The rank died; the end of its process is reported separately.

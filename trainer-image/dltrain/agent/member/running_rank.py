@@ -5,16 +5,17 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-from dlcontract import Rank, Record
+from dlcontract import MAX_METRICS, Rank, Record
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process
-from dltrain.protocol.rank_messages import Mark, RankMessage, Step, Stop
+from dltrain.protocol.rank_messages import Logged, Mark, RankMessage, Step, Stop
 
 
 @dataclass(eq=False)
 class Running:
     """The process of one rank, with its output and its latest message of each type.
 
+    The latest ``Logged`` has the last value of each metric, because a message need not have all of them.
     ``last_message_unix_s``: Unix time of the last message; 0 before the first one. ``writer``: the connection to the
     rank, or None while the rank is not connected. ``finished``: a task that ends when the agent has reported the end of
     the process; None before the task is created.
@@ -27,6 +28,14 @@ class Running:
     last_message_unix_s: float = 0.0
     writer: asyncio.StreamWriter | None = None
     finished: asyncio.Task[Exit] | None = None
+
+    def add(self, message: RankMessage, unix_s: float) -> None:
+        """Store a message of the rank that arrived at the Unix time ``unix_s``."""
+        before = self.latest.get(Logged)
+        if isinstance(message, Logged) and isinstance(before, Logged):
+            last = list((before.values | message.values).items())
+            message = message.model_copy(update={"values": dict(last[:MAX_METRICS])})
+        self.latest[type(message)], self.last_message_unix_s = message, unix_s
 
     @property
     def trains(self) -> bool:

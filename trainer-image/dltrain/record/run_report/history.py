@@ -37,6 +37,7 @@ from dltrain.record.run_report.document import (
     thinned,
 )
 from dltrain.record.run_report.learning_curves import diagnose
+from dltrain.record.run_report.logged_series import with_logged
 
 SHARES = 20_000
 """Maximum number of local batch sizes that one report stores, summed over all changes of the split and all ranks."""
@@ -182,7 +183,7 @@ class History:
                 self._evaluations = thinned([*self._evaluations, entry])
             case Logged() if message.rank == leader:
                 logged = LoggedValues(step=message.step, unix_s=unix_s, values=message.values)
-                self._metrics = thinned([*self._metrics, logged])
+                self._metrics = with_logged(self._metrics, logged)
             case Analyzed():
                 self._analysis = HeldOutAnalysis(step=message.step, unix_s=unix_s, analysis=message.analysis)
             case Chosen() if message.rank == leader and not self._sums:
