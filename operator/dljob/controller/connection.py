@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -247,16 +247,3 @@ async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:
         token = TOKEN.read_text(encoding="utf-8").strip()
         for session in sessions:
             session.headers["Authorization"] = f"Bearer {token}"
-
-
-class NoDiffs(kopf.DiffBaseStorage):
-    """Keeps kopf from copying each DLJob to find out what has changed. No handler of this operator needs to know it."""
-
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Store nothing: the operator must not write annotations into users' objects."""
