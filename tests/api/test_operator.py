@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dlcontract import CheckpointMark, Failure, RunPhase
-from dljob.controller.watches import PAGE
+from dljob.controller.watches.kopf_settings import PAGE
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
 from support.cluster.live_job import SPEC, Play

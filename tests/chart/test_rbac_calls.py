@@ -40,7 +40,7 @@ VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     ("kube/watch/reflector.py", "page"): (*WATCHED, kinds.WORKLOAD, kinds.PROVISIONING_REQUEST),
     ("kube/watch/reflector.py", "watch"): (*WATCHED, kinds.WORKLOAD, kinds.PROVISIONING_REQUEST),
     ("app/main.py", "page"): (kinds.DLJOB, kinds.PROFILE),
-    ("controller/rereading.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
+    ("controller/watches/rereading.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
     ("controller/queues.py", "page"): (kinds.WORKLOAD,),
     ("controller/queues.py", "get"): _FLAVORS,
     ("controller/queues.py", "apply"): (kinds.WORKLOAD,),

@@ -3,16 +3,16 @@
 The controller is level-triggered: a key in the queue names a job to reconcile, not what changed.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
 from dljob.api.overrides import secrets
 from dljob.controller.job_counts import count_jobs
+from dljob.controller.job_events import JobEvents
 from dljob.controller.lessons import Lessons
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.planning.answers import RECONCILE_S, PlanningError
@@ -24,7 +24,7 @@ from dljob.job.observed import JobSeen, Observed
 from dljob.job.waiting import first_status_in_s
 from dljob.kube import ApiError, Cache, JobKey, Kube, NodeFaults, RejectedError, WarningEvents, Written, rejected_object
 from dljob.kube.applying import RECOVERY_RESYNC_S, complete_all, has_plan, recovers
-from dljob.kube.events.warning_events import EVENTS_S, RECHECK_S
+from dljob.kube.events.warning_events import RECHECK_S
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import (
@@ -39,7 +39,7 @@ from dljob.reconcile import (
     with_secrets,
 )
 from dljob.render import RenderConfig
-from dljob.status import Event, events, previous
+from dljob.status import Event, previous
 from dljob.status.pace import ProgressPace, only_progress
 
 log = logging.getLogger("dljob")
@@ -50,11 +50,6 @@ DELETION_RECHECK_S = 1.0
 """Seconds between such attempts if the other owner is an earlier job of the same name, whose objects are deleted."""
 WHILE_PLANNING = -1.0
 """Result of a reconcile, in place of a delay, if it must wait for a plan: the key is queued when the plan is made."""
-MAX_UNSENT = 20
-EVENTS_RESTORED = timedelta(minutes=10)
-"""A new leader posts missing events for changes of conditions that are younger than this."""
-FORBIDDEN_RECHECK_S = 15.0
-"""Seconds between attempts to list a job's events, or to post one that is forbidden, such as by a full quota."""
 
 
 class Controller:
@@ -71,10 +66,7 @@ class Controller:
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning, self._pace = planning, pace
-        self._unsent: dict[JobKey, list[Event]] = {}
-        """Events that the API server has not accepted yet."""
-        self._restored: dict[JobKey, str] = {}
-        """Uids of the jobs for which this operator has looked for events that the previous leader did not send."""
+        self._events = JobEvents(kube, queue, now)
         self._lessons = Lessons(kube, now, shared=share_profiles)
 
     async def work(self) -> None:
@@ -136,7 +128,7 @@ class Controller:
         if observed is None:
             self._gone(key)
             return None
-        await self._restore_events(observed.job)
+        await self._events.restore(observed.job)
         if self._planning.still_waits(key, observed):
             return RECONCILE_S
         observed = replace(observed, preemption=self._planning.preemption(key))
@@ -219,8 +211,8 @@ class Controller:
             text = f"new plans of {whom} leave out node {entry}; see docs/explanation/fault-tolerance.md"
             log.warning("%s", text, extra=self._about(job.key))
             event = Event("Warning", "NodeLeftOut", text)
-            self._unsent.setdefault(job.key, []).append(event)  # The next status is published with it.
-            await self._about_node(entry.node, event)
+            self._events.add(job.key, event)
+            await self._events.post_about_node(entry.node, event)
         return replace(observed, left_out=await self._node_faults.left_out(job.namespace, now))
 
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
@@ -228,18 +220,6 @@ class Controller:
         name = parsed.asked.scheduling.priority_class_name if parsed.asked is not None else None
         lacking = self._cache.priority_classes.lacks(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
-
-    async def _about_node(self, node: str, event: Event) -> None:
-        """Post an event about a node. Log an error instead of raising it.
-
-        An operator that is limited to some namespaces has no permission to post such events.
-        """
-        try:
-            async with asyncio.timeout(EVENTS_S):
-                await self._kube.events.record_about_node(node, event, self._now())
-        except (ApiError, TimeoutError) as error:
-            level = logging.DEBUG if isinstance(error, ApiError) and error.forbidden else logging.WARNING
-            log.log(level, "an event about node %s was not posted: %r", node, error)
 
     async def _do(self, observed: Observed, desired: Desired, parsed: ParsedJob | None) -> None:
         job, kube = observed.job, self._kube
@@ -304,7 +284,7 @@ class Controller:
         job = observed.job
         for event in desired.events:
             log.info("%s: %s", event.reason, event.message, extra=self._about(job.key))
-        await self._post(job, [*self._unsent.pop(job.key, ()), *desired.events])
+        await self._events.post(job, desired.events)
         status = desired.status.manifest() if desired.status is not None else None
         if status is None or not self._may_write(job, status):
             return False
@@ -312,29 +292,6 @@ class Controller:
         if written is Written.AND_CHANGED:
             self._queue.add(job.key)
         return written is not Written.NOT
-
-    async def _post(self, job: JobSeen, pending: list[Event]) -> None:
-        """Post events about a job, within ``EVENTS_S``. Keep the others for a later reconcile.
-
-        Only events may be slow or fail, and the rest of the job, and other jobs, must not wait for them.
-        """
-        kept, about = list[Event](), self._about(job.key)
-        try:
-            async with asyncio.timeout(EVENTS_S):
-                while pending:
-                    try:
-                        await self._kube.events.record(job, pending[0], self._now())
-                    except ApiError as error:
-                        log.warning("the event %s was not posted: %s", pending[0].reason, error, extra=about)
-                        if not error.rejected:
-                            break
-                        kept += pending[:1] if error.not_found or error.forbidden else []
-                    del pending[0]
-        except TimeoutError:
-            log.warning("%d events were not posted within %.0f s", len(pending), EVENTS_S, extra=about)
-        if kept or pending:
-            self._unsent[job.key] = [*kept, *pending][-MAX_UNSENT:]
-            self._queue.add_after(job.key, RECHECK_S if pending else FORBIDDEN_RECHECK_S)
 
     def _may_write(self, job: JobSeen, status: dict[str, Any]) -> bool:
         """Return False if the status differs only in progress, and it is not the job's turn. It is then tried later."""
@@ -350,41 +307,14 @@ class Controller:
 
         The next reconcile of each job posts its lost events again, and looks at all its objects.
         """
-        self._restored.clear()
-        self._unsent.clear()
+        self._events.begin()
         self._lessons.begin()
         self._kube.forget_all()
-
-    async def _restore_events(self, job: JobSeen) -> None:
-        """Find a job's missing events, which the previous leader could not post before it ended, and queue them.
-
-        Conditions that changed less than ``EVENTS_RESTORED`` ago show which events must exist. ``_publish`` posts the
-        queued events. Do nothing if this operator has already done so for the job. If the events cannot be listed, try
-        again later: the rest of the reconcile does not need them.
-        """
-        if self._restored.get(job.key) == job.uid:
-            return
-        if job.key in self._restored:
-            self._unsent.pop(job.key, None)  # They are about an earlier job of this name.
-        now = self._now()
-        lately = [c for c in previous(job).conditions if now - c.last_transition_time < EVENTS_RESTORED]
-        if expected := events((), lately):
-            try:
-                async with asyncio.timeout(EVENTS_S):
-                    posted = await self._kube.events.reasons(job)
-            except (ApiError, TimeoutError) as error:
-                log.warning("the job's events were not listed (%r); trying again", error, extra=self._about(job.key))
-                self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)
-                return
-            unsent = self._unsent.setdefault(job.key, [])
-            unsent += [event for event in expected if event.reason not in posted | {each.reason for each in unsent}]
-        self._restored[job.key] = job.uid
 
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
         self._planning.forget(key)
-        self._unsent.pop(key, None)
-        self._restored.pop(key, None)
+        self._events.forget(key)
         self._pace.forget(key)
         self._lessons.forget(key)
         self._kube.forget(key)

@@ -28,7 +28,8 @@ from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
 from dljob.kube.plan_key import PlanKeySecret
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import Api
+from dljob.kube.transport import Body
 from dljob.reconcile import RunMeasurements, RunMemory, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest

@@ -17,7 +17,8 @@ from dljob.faults.stored import data, parse
 from dljob.kube.answers import ApiError
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.objects.cache import Cache
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import Api
+from dljob.kube.transport import Body
 
 log = logging.getLogger("dljob")
 

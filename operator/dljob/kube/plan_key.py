@@ -14,7 +14,8 @@ from dljob.job.plan.authentic import KEY_NBYTES, PlanKey
 from dljob.kube.answers import ApiError
 from dljob.kube.kinds import SECRET
 from dljob.kube.objects.stored_plans import StoredPlans
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import Api
+from dljob.kube.transport import Body
 
 log = logging.getLogger("dljob")
 

@@ -1,38 +1,17 @@
-"""REST calls to the API server with time limits and retries. An operator writes only as the leader (``may_write``)."""
+"""REST calls to the API server: objects, lists and watches. An operator writes only as the leader (``may_write``)."""
 
-import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from math import inf
 from time import monotonic
 from typing import Any
 
 import aiohttp
 
-from dljob.kube.answers import (
-    MAX_ANSWER_NBYTES,
-    TOO_LARGE,
-    Allowance,
-    ApiError,
-    bounded_text,
-    causes,
-    decoded,
-    lines,
-    without_answer,
-)
-from dljob.kube.kinds import DLJOB, Kind
+from dljob.kube.answers import MAX_ANSWER_NBYTES, TOO_LARGE, Allowance, ApiError, lines, without_answer
+from dljob.kube.kinds import Kind
 from dljob.kube.objects.trim import version_number
+from dljob.kube.transport import CALL_LIMIT_S, Body, Requested, Transport
 
 FIELD_OWNER = "dljob-operator"
-CALL_LIMIT_S = 15.0
-ATTEMPTS = 4
-RETRY_FIRST_S = 0.25
-MAX_RETRY_AFTER_S = 32.0
-"""Maximum number of seconds to wait before a retry, even if the answer asks for more in its header Retry-After.
-
-The API server asks for at most 32 s (``flowcontrol/dropped_requests_tracker.go``). A proxy may ask for hours, in which
-a worker of the operator would do nothing else.
-"""
 METADATA_PAGE = 100
 """Number of objects on one page of ``Api.metadata`` and ``Api.uids``.
 
@@ -43,11 +22,6 @@ FIND_PAGE = 500
 """Number of objects on one page of ``Api.find``, as of kubectl. The time limit is that of a page."""
 MAX_LISTS = 4
 """How often ``Api.find`` begins a list, if the API server no longer has the version of the list that was begun."""
-_RETRIED = {429, 500, 502, 503, 504}
-
-Body = dict[str, Any]
-Requested = Callable[[str, str, int, float], None]
-"""Callback after each request. Arguments: verb, resource, HTTP status code (0: no answer), duration in seconds."""
 
 
 class Api:
@@ -66,24 +40,22 @@ class Api:
         None: all writes are sent. ``requested``: called after each request, for metrics; None: nothing is called.
         ``max_nbytes``: maximum size of an answer, see ``MAX_ANSWER_NBYTES``.
         """
-        self._max_nbytes = max_nbytes
+        transport = Transport(session, server, requested, may_write, max_nbytes)
+        self._send, self._count, self._max_nbytes = transport.send, transport.count, max_nbytes
         self._fitting: dict[tuple[str, str], int] = {}
         """(path, header Accept) of a list whose pages were too large → number of objects on its last page."""
-        self.session = session
-        self.server = server.rstrip("/")
-        self._may_write = may_write or (lambda: True)
-        self._requested = requested or (lambda verb, resource, code, seconds: None)
+        self.session, self.server = session, transport.server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
         if not name:  # The API server would return the list of all objects.
             raise ApiError(404, "NotFound", f"{kind.plural} with an empty name not found")
-        return await self._call("get", "GET", kind, kind.path(namespace, name))
+        return await self._send("get", "GET", kind.plural, kind.path(namespace, name))
 
     async def metadata_of(self, kind: Kind, namespace: str | None, name: str) -> Body:
         """Return the metadata of an object. The API server sends nothing else of it."""
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         path = kind.path(namespace, name)
-        found = await self._attempted("get", "GET", kind.plural, path, None, {}, "application/json", accept)
+        found = await self._send("get", "GET", kind.plural, path, accept=accept)
         metadata: Body = found["metadata"]
         return metadata
 
@@ -100,7 +72,9 @@ class Api:
             try:
                 while True:
                     query = {**params, "limit": str(FIND_PAGE)} | ({"continue": token} if token else {})
-                    found = await self._call("list", "GET", kind, kind.path(namespace), params=query, allowed=allowance)
+                    found = await self._send(
+                        "list", "GET", kind.plural, kind.path(namespace), params=query, allowed=allowance
+                    )
                     items += found.get("items") or []
                     token = (found.get("metadata") or {}).get("continue") or ""
                     if not token:
@@ -126,7 +100,7 @@ class Api:
         while True:
             try:
                 params["limit"] = str(most)
-                page = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
+                page = await self._send("list", "GET", kind.plural, path, params=params, accept=accept)
             except ApiError as error:
                 if error.code != TOO_LARGE or most == 1:
                     raise
@@ -162,7 +136,7 @@ class Api:
         opened = False
         try:
             async with self.session.get(self.server + path, params=params, timeout=timeout) as response:
-                self._requested("watch", kind.plural, response.status, monotonic() - began)
+                self._count("watch", kind.plural, response.status, monotonic() - began)
                 if response.status != 200:
                     raise ApiError(response.status, response.reason or "", (await response.text())[:500])
                 opened = True
@@ -170,7 +144,7 @@ class Api:
                     yield line
         except (aiohttp.ClientError, TimeoutError) as error:
             if not opened:
-                self._requested("watch", kind.plural, 0, monotonic() - began)
+                self._count("watch", kind.plural, 0, monotonic() - began)
                 raise without_answer(error, f"GET {path}", CALL_LIMIT_S) from error
 
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
@@ -210,7 +184,7 @@ class Api:
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         path = kind.path(body["metadata"].get("namespace"))
-        return await self._call("create", "POST", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
+        return await self._send("create", "POST", kind.plural, path, body=body, params={"fieldManager": FIELD_OWNER})
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """Replace an object.
@@ -218,7 +192,7 @@ class Api:
         Raise ApiError with ``conflict`` if the object on the server has another resourceVersion than ``body``.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
-        return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
+        return await self._send("update", "PUT", kind.plural, path, body=body, params={"fieldManager": FIELD_OWNER})
 
     async def apply(
         self,
@@ -243,8 +217,8 @@ class Api:
         params = {"fieldManager": owner, "force": str(force).lower()}
         params |= {"fieldValidation": "Strict"} if strict else {}
         params |= {"dryRun": "All"} if dry_run else {}
-        return await self._call(
-            "apply", "PATCH", kind, path, body=body, params=params, content="application/apply-patch+yaml"
+        return await self._send(
+            "apply", "PATCH", kind.plural, path, body=body, params=params, content="application/apply-patch+yaml"
         )
 
     async def merge(
@@ -259,8 +233,8 @@ class Api:
     ) -> Body:
         path = kind.path(namespace, name, subresource)
         params = {"fieldManager": owner}
-        return await self._call(
-            "patch", "PATCH", kind, path, body=patch, params=params, content="application/merge-patch+json"
+        return await self._send(
+            "patch", "PATCH", kind.plural, path, body=patch, params=params, content="application/merge-patch+json"
         )
 
     async def delete(
@@ -277,7 +251,7 @@ class Api:
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:
-            answer = await self._call("delete", "DELETE", kind, kind.path(namespace, name), body=options)
+            answer = await self._send("delete", "DELETE", kind.plural, kind.path(namespace, name), body=options)
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
@@ -286,7 +260,7 @@ class Api:
 
     async def version(self) -> tuple[int, int]:
         """Return the major and minor version of Kubernetes on the server, such as (1, 30)."""
-        found = await self._attempted("get", "GET", "version", "/version", None, {}, "application/json")
+        found = await self._send("get", "GET", "version", "/version")
         return int(found["major"]), int(found["minor"].rstrip("+"))
 
     async def serves(self, kind: Kind) -> bool:
@@ -302,97 +276,8 @@ class Api:
     async def _discovered(self, path: str) -> Body:
         """Return what discovery says about an API group or one version of it; empty if the server does not serve it."""
         try:
-            return await self._attempted("get", "GET", "apis", f"/apis/{path}", None, {}, "application/json")
+            return await self._send("get", "GET", "apis", f"/apis/{path}")
         except ApiError as error:
             if not error.not_found:
                 raise
             return {}
-
-    async def _call(
-        self,
-        verb: str,
-        method: str,
-        kind: Kind,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        params: Mapping[str, str] | None = None,
-        content: str = "application/json",
-        allowed: Allowance | None = None,
-    ) -> Body:
-        return await self._attempted(verb, method, kind.plural, path, body, params or {}, content, allowed=allowed)
-
-    async def _attempted(
-        self,
-        verb: str,
-        method: str,
-        resource: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        params: Mapping[str, str],
-        content: str,
-        accept: str = "application/json",
-        allowed: Allowance | None = None,
-    ) -> Body:
-        """Send a request, repeat it after temporary errors, and return the decoded answer.
-
-        ``method``: HTTP method. ``verb`` and ``resource``: those of the request in the metrics. ``content`` and
-        ``accept``: HTTP headers Content-Type and Accept. ``allowed``: the number of bytes that the answer may have,
-        which is reduced by its size; None: that of one answer.
-
-        Raise ApiError if the last of ``ATTEMPTS`` attempts fails. Raise it without further attempts if the error is not
-        temporary, such as a conflict (code 409), or if ``may_write`` forbids the write.
-        """
-        attempt = 1
-        while True:
-            if method != "GET" and not self._may_write():
-                raise ApiError(0, "NotLeader", f"{method} {path}: not sent, because this operator is not the leader")
-            began = monotonic()
-            wait_s = RETRY_FIRST_S * 2 ** (attempt - 1)
-            try:
-                code, answer, retry_after_s = await self._once(method, path, body, params, content, accept, allowed)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                self._requested(verb, resource, 0, monotonic() - began)
-                failure = without_answer(error, f"{method} {path}", CALL_LIMIT_S)
-            else:
-                self._requested(verb, resource, code, monotonic() - began)
-                if code < 300:
-                    return answer
-                failure = ApiError(
-                    code, answer.get("reason") or "", answer.get("message") or f"{method} {path}", causes(answer)
-                )
-                if code not in _RETRIED:
-                    raise failure
-                wait_s = max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
-            if attempt == ATTEMPTS:
-                raise failure
-            attempt += 1
-            await asyncio.sleep(wait_s)
-
-    async def _once(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        params: Mapping[str, str],
-        content: str,
-        accept: str,
-        allowed: Allowance | None,
-    ) -> tuple[int, Body, float]:
-        async with self.session.request(
-            method,
-            self.server + path,
-            params=params,
-            data=None if body is None else json.dumps(body),
-            headers={"Content-Type": content, "Accept": accept},
-            timeout=aiohttp.ClientTimeout(total=CALL_LIMIT_S),
-        ) as response:
-            allowed = allowed or Allowance(inf if params.get("limit") == "1" else self._max_nbytes)
-            text = await bounded_text(response, allowed.nbytes)
-            if text is None:
-                message = f"{method} {path}: found an answer of more than {self._max_nbytes:.0f} bytes; expected less"
-                return TOO_LARGE, {"reason": "AnswerTooLarge", "message": message}, 0.0
-            allowed.nbytes -= len(text)
-            retry_after = response.headers.get("Retry-After", "")
-            code, answer = decoded(response.status, text, f"{method} {path}", about_jobs=DLJOB.plural in path)
-            return code, answer, float(retry_after) if retry_after.isdigit() else 0.0

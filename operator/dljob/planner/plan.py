@@ -12,6 +12,7 @@ from dljob.cluster import ClusterView
 from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
 from dljob.perf.workload.workload import in_precision
 from dljob.planner import batch, data_parallel
+from dljob.planner.allowed_nodes import allowed_nodes
 from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
@@ -27,19 +28,17 @@ from dljob.planner.explanation.contradictions import (
     with_cause,
 )
 from dljob.planner.explanation.cores import more_cores
-from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
     model_parallel_refusals,
     shown,
     slower,
     warning,
 )
-from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, script_failed, too_few
+from dljob.planner.explanation.infeasible import nothing_fits, script_failed, too_few
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.precision import precision_reason
 from dljob.planner.explanation.recomputation import recomputation_reason
-from dljob.planner.explanation.storage import prices, too_little_storage
-from dljob.planner.explanation.volumes import too_few_for_volumes
+from dljob.planner.explanation.storage import prices
 from dljob.planner.measured_memory import with_measured_memory
 from dljob.planner.observed import (
     described,
@@ -139,14 +138,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     learned = recomputation.with_estimates(request, workload, learned)
     if (wrong := too_large_pods(request, view)) is not None:
         return wrong
-    if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
-        return wrong
-    if (wrong := too_few_for_volumes(request, view) or too_little_storage(request, view)) is not None:
-        return wrong
-    everything = eligible(request, view)
-    if (wrong := mixed_devices(request, everything)) is not None:
-        return wrong
-    nodes = without_gpus(request, everything)
+    nodes = allowed_nodes(request, view)
     if isinstance(nodes, Infeasible):
         return nodes
     if (wrong := precision.no_device(request, nodes.pools)) is not None:

@@ -10,15 +10,13 @@ from dljob.cluster import ClusterView
 from dljob.cluster.catalogue import gpu_or_assumed, vendor
 from dljob.cluster.domains import domains
 from dljob.perf.resources.memory import AGENT_NBYTES, STORE_CLIENT_NBYTES, shm_nbytes
+from dljob.planner.allowed_nodes import allowed_nodes
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.cost.loading import UNMEASURED, most_cpus
 from dljob.planner.candidates.fixed import Rooms, room_for
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room, ranks_per_node_choices
-from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
-from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
-from dljob.planner.explanation.infeasible import no_such_device, too_few
-from dljob.planner.explanation.storage import too_little_storage
-from dljob.planner.explanation.volumes import too_few_for_volumes
+from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, usable, wanted
+from dljob.planner.explanation.infeasible import too_few
 from dljob.planner.types import Choice, Decision, FixedChoice, Group, Infeasible, Prediction, Request
 from dljob.planner.types.texts import gibibytes, group_names
 
@@ -49,14 +47,7 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
 
 
 def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
-    if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
-        return wrong
-    if (wrong := too_few_for_volumes(request, view) or too_little_storage(request, view)) is not None:
-        return wrong
-    everything = eligible(request, view)
-    if (wrong := mixed_devices(request, everything)) is not None:
-        return wrong
-    nodes = without_gpus(request, everything)
+    nodes = allowed_nodes(request, view)
     if isinstance(nodes, Infeasible):
         return nodes
     parts = _fixed(request, nodes) if request.fixed else _chosen(request, nodes, view)

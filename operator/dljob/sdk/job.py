@@ -1,16 +1,14 @@
 """A job on the cluster."""
 
-import asyncio
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar
 
 from dljob.api import DLJobStatus, Phase, Progress
 from dljob.client.errors import BadInputError
 from dljob.client.model_copy import CopyOptions, copy_model
-from dljob.client.output.live_logs import OVER, Following, Line
+from dljob.client.output.live_logs import OVER, Following
 from dljob.client.output.records import output_of, ranks_of, report_data_of, report_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
@@ -109,36 +107,18 @@ class Job:
 
     def _changes(self, timeout: float | None, until: str) -> Generator[Mapping[str, Any], None, None]:
         """Yield the job now and after each change. Raise JobTimeoutError after ``timeout`` seconds."""
-        deadline = None if timeout is None else monotonic() + timeout
         body: Mapping[str, Any] | None = None
-        source: Any = None
-
-        async def following(api: Any) -> Mapping[str, Any]:
-            nonlocal source
-            if source is None:
-                source = requests.changes(api, self.namespace, self.name, self.uid)
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - monotonic())):
-                found: Mapping[str, Any] = await anext(source)
-            return found
-
-        async def ended(_: Any) -> None:
-            with suppress(RuntimeError):  # After Ctrl-C, the generator may still handle its cancellation.
-                await source.aclose()
-
-        try:
-            while True:
-                try:
-                    body = self._session.call(following)
-                except TimeoutError:
-                    why = targets.awaited(_status(body)) if body is not None else "the API server has not answered"
-                    raise JobTimeoutError(
-                        f"{self.name}: found {why} after {timeout:g} s; expected {until}. The job continues; "
-                        "wait longer, or look at job.status.conditions"
-                    ) from None
-                yield body
-        finally:
-            if source is not None:
-                self._session.call(ended)
+        where = (self.namespace, self.name, self.uid)
+        with closing(self._session.stream(lambda api: requests.changes(api, *where), timeout)) as bodies:
+            try:
+                for body in bodies:
+                    yield body
+            except TimeoutError:
+                why = targets.awaited(_status(body)) if body is not None else "the API server has not answered"
+                raise JobTimeoutError(
+                    f"{self.name}: found {why} after {timeout:g} s; expected {until}. The job continues; "
+                    "wait longer, or look at job.status.conditions"
+                ) from None
 
     def logs(self, rank: int | None = None) -> dict[int, str]:
         """Return {rank: last output} of a job whose ranks have ended, as ``dljob logs`` prints it.
@@ -164,26 +144,12 @@ class Job:
         pods. ``tail``: begin with so many lines of each pod; None: all lines. A job that has ended has no lines:
         ``logs`` returns the end of its output.
         """
-        source: Any = None
-
-        async def following(api: Any) -> Line | None:
-            nonlocal source
-            if source is None:
-                await requests.read(api, self.namespace, self.name, self.uid)
-                source = Following(api, self.namespace, self.name, tail).lines()
-            return await anext(source, None)
-
-        async def ended(_: Any) -> None:
-            with suppress(RuntimeError):  # After Ctrl-C, the generator may still handle its cancellation.
-                await source.aclose()
-
-        try:
-            while (line := self._session.call(following)) is not None:
+        self._session.call(lambda api: requests.read(api, self.namespace, self.name, self.uid))
+        following = self._session.stream(lambda api: Following(api, self.namespace, self.name, tail).lines())
+        with closing(following) as lines:
+            for line in lines:
                 if (text := line.shown(rank)) is not None:
                     yield text
-        finally:
-            if source is not None:
-                self._session.call(ended)
 
     def report(self) -> dict[str, Any]:
         """Return the data of the run report of a job that has ended.

@@ -1,9 +1,11 @@
 """The connection of a client: an event loop in a thread of its own, and the translation of errors."""
 
+import asyncio
 import atexit
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AsyncExitStack, suppress
 from threading import Lock
+from time import monotonic
 from typing import Any, TypeVar
 
 from dljob.client import access
@@ -47,6 +49,38 @@ class Session:
         except (ApiError, BadInputError, ValueError) as error:
             raise translated(error) from None
         return result
+
+    def stream(
+        self, opened: Callable[[Any], AsyncGenerator[T, None]], timeout_s: float | None = None
+    ) -> Generator[T, None, None]:
+        """Yield the items of the generator ``opened(api)``, which runs in the event loop of the session.
+
+        Close this generator to end it early. ``timeout_s``: limit from the first request to the last item; None: no
+        limit. Raise TimeoutError after it, and DLJobError for errors as ``call`` does.
+        """
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        source: AsyncGenerator[T, None] | None = None
+
+        async def next_item(api: Any) -> tuple[T, ...]:
+            nonlocal source
+            source = opened(api) if source is None else source
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - monotonic())):
+                try:
+                    return (await anext(source),)
+                except StopAsyncIteration:
+                    return ()
+
+        async def end(_: Any) -> None:
+            assert source is not None
+            with suppress(RuntimeError):  # After Ctrl-C, the generator may still handle its cancellation.
+                await source.aclose()
+
+        try:
+            while item := self.call(next_item):
+                yield item[0]
+        finally:
+            if source is not None:
+                self.call(end)
 
     def close(self) -> None:
         """Close the connection. A closed session cannot be opened again."""

@@ -18,10 +18,11 @@ import dljob
 from dljob.app import main
 from dljob.app.main import BLOCKED_S, Operator
 from dljob.app.settings import Settings
-from dljob.controller import tasks, watches
+from dljob.controller import tasks
 from dljob.controller.controller import Controller
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.tasks import TaskEndedError
+from dljob.controller.watches import watches
 from dljob.kube import ApiError, JobKey
 from dljob.kube.background import BackgroundLoop
 from dljob.kube.kinds import DLJOB, VOLUME, Kind

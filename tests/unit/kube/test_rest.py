@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dljob.kube import Api, ApiError, rest
+from dljob.kube import Api, ApiError, rest, transport
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, NODE, POD_GROUPS
 
 Answers = list[tuple[int, dict[str, Any], dict[str, str]]]
@@ -19,7 +19,7 @@ MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "names
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(rest, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(transport, "RETRY_FIRST_S", 0.001)
     yield
 
 
@@ -58,11 +58,11 @@ def test_temporary_errors_are_retried(code: int) -> None:
 def test_retries_are_limited() -> None:
     found, requests, _ = against([(503, {"message": "overloaded"}, {})], lambda api: api.get(NODE, None, "n1"))
     assert isinstance(found, ApiError) and found.code == 503 and not found.rejected
-    assert len(requests) == rest.ATTEMPTS
+    assert len(requests) == transport.ATTEMPTS
 
 
 def test_longest_wait_before_a_retry_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "MAX_RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(transport, "MAX_RETRY_AFTER_S", 0.01)
     waits = list[float]()
     sleep = asyncio.sleep
 
@@ -70,7 +70,7 @@ def test_longest_wait_before_a_retry_is_limited(monkeypatch: pytest.MonkeyPatch)
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(rest.asyncio, "sleep", sleeping)
+    monkeypatch.setattr(transport.asyncio, "sleep", sleeping)
     answers: Answers = [(429, {}, {"Retry-After": "86400"}), (200, {"ok": True}, {})]
     found, _, _ = against(answers, lambda api: api.get(NODE, None, "n1"))
     assert found == {"ok": True} and max(waits) == 0.01
@@ -96,7 +96,7 @@ def test_unreachable_server_is_an_error() -> None:
 
 
 def test_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr(transport, "CALL_LIMIT_S", 0.05)
 
     async def main() -> ApiError:
         async def hang(request: web.Request) -> web.Response:

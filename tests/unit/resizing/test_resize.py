@@ -16,8 +16,9 @@ from dljob.planner.types.texts import time_text
 from dljob.reconcile import needs_view, reconcile
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning.make_plan import question
-from dljob.reconcile.planning.resize import MIN_BETWEEN_S, rests_until
+from dljob.reconcile.planning.resize import rests_until
 from dljob.scheduling.assignment.reasons import Resting
+from dljob.scheduling.gain import MIN_BETWEEN_S
 from support.builders import CONFIG, CPUS, DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, status, step, verdict
 

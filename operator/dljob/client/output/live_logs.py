@@ -199,7 +199,7 @@ class _Log:
         from dljob.kube import ApiError
         from dljob.kube.answers import lines
         from dljob.kube.kinds import POD
-        from dljob.kube.rest import CALL_LIMIT_S
+        from dljob.kube.transport import CALL_LIMIT_S
 
         params = {"container": TRAINER_CONTAINER, "timestamps": "true", "follow": str(follow).lower()}
         if self._last is not None:

@@ -20,7 +20,7 @@ from dljob.controller.planning import answers
 from dljob.controller.planning.amortized import FACTOR
 from dljob.controller.planning.answers import Answer, Decision, KnownWaiting, PlanningError, matters_to, plan_only
 from dljob.controller.planning.growing import Turns
-from dljob.controller.planning.joint import Assigning, Share, may_not_delay
+from dljob.controller.planning.joint import Assigning, PlanningState, Share, may_not_delay
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
@@ -87,7 +87,7 @@ class Planning:
         self._reserving = Reserving(cache, self._book, clock)
         plans, short = self._reserving.plans, self._answers.for_quota
         self._preempting = Preempting(cache, self._queue, plans, requeue, clock, now)
-        self._assigning = Assigning(cache, self._queue, plans, short, requeue, clock, now, on=together)
+        self._assigning = Assigning(PlanningState(cache, self._queue, plans, short, clock, now), requeue, on=together)
         self._outlooks = Outlooks(cache, self._book, self._queue, plans, metrics, clock, now, self._assigning.queue)
         self._free = FreeResources(cache, self._book, self._reserving, metrics, clock)
         self._turns = Turns(cache.jobs, self._queue, self._free, requeue, clock, now)

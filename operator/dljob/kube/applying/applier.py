@@ -26,7 +26,8 @@ from dljob.kube.objects.cache import Cache
 from dljob.kube.objects.store import JobKey
 from dljob.kube.objects.trim import controller_of, owner_uid
 from dljob.kube.ownership import name_taken
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import Api
+from dljob.kube.transport import Body
 from dljob.render import Names
 from dljob.render.config import Manifest
 

@@ -11,7 +11,8 @@ from dljob.job.observed import JobSeen
 from dljob.kube import kinds
 from dljob.kube.answers import ApiError
 from dljob.kube.objects.cache import Cache
-from dljob.kube.rest import FIELD_OWNER, Api, Body
+from dljob.kube.rest import FIELD_OWNER, Api
+from dljob.kube.transport import Body
 from dljob.status import Event
 
 PAGE = 500

@@ -14,7 +14,8 @@ from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed, Stuck
 from dljob.kube.answers import ApiError
 from dljob.kube.kinds import EVENT
-from dljob.kube.rest import Api, Body
+from dljob.kube.rest import Api
+from dljob.kube.transport import Body
 from dljob.render import Names
 from dljob.status import NOT_YET
 

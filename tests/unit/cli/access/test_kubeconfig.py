@@ -10,7 +10,7 @@ import yaml
 
 from dljob.cli import main, remote
 from dljob.client import access
-from dljob.controller.connection import proxy_from_environment
+from dljob.controller.proxy import proxy_from_environment
 from dljob.sdk import Client, requests
 from support.servers.http_api import HttpApiServer
 from support.servers.threaded_api import PretendOperator, kubeconfig, threaded_api

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.watches import PAGE, Watches
+from dljob.controller.watches import kopf_settings
+from dljob.controller.watches.kopf_settings import PAGE
 from dljob.kube.kinds import DLJOB
 from dljob.kube.watch import reflector
 from support.controller.http_watches import HttpWatches, named, until, watching
@@ -16,14 +17,14 @@ Json = dict[str, Any]
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon, also in kopf, which gives up after as many attempts as usual."""
-    usual = Watches.settings
+    usual = kopf_settings.settings
 
     def settings() -> Any:
         found = usual()
         found.networking.error_backoffs = (0.01,) * 8
         return found
 
-    monkeypatch.setattr(Watches, "settings", staticmethod(settings))
+    monkeypatch.setattr(kopf_settings, "settings", settings)
     monkeypatch.setattr(reflector, "BACKOFF_FIRST_S", 0.01)
     monkeypatch.setattr(reflector, "MAX_BACKOFF_S", 0.1)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dljob.controller import watches as watches_module
-from dljob.controller.rereading import MAX_READS
 from dljob.controller.watches import Watches
+from dljob.controller.watches import watches as watches_module
+from dljob.controller.watches.rereading import MAX_READS
 from dljob.controller.work_queue import WorkQueue
 from dljob.kube import Api, ApiError, Cache, JobKey
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, Kind

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from dljob.controller import watches as watches_module
 from dljob.controller.planning.background import Planning
 from dljob.controller.queues import Queues
-from dljob.controller.watches import DEAD_SILENCES, REFLECTED, Watches
+from dljob.controller.watches import REFLECTED, Watches
+from dljob.controller.watches import watches as watches_module
+from dljob.controller.watches.watches import DEAD_SILENCES
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey

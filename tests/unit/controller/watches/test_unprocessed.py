@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dljob.controller.unprocessed import UnprocessedEvents
+from dljob.controller.watches.unprocessed import UnprocessedEvents
 
 Json = dict[str, Any]
 LIMIT_S = 90.0

@@ -6,16 +6,17 @@ from typing import Any
 import kopf
 import pytest
 
-from dljob.controller.watches import BURST_S, SETTLE_S, Watches
+from dljob.controller.watches import kopf_settings
+from dljob.controller.watches.affected_jobs import BURST_S, SETTLE_S, AffectedJobs
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, Cache, JobKey
+from dljob.kube import Cache, JobKey
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, VOLUME, Kind
 from support.virtual_time import now_s, run
 
 
 def test_kopf_neither_compares_nor_annotates_jobs() -> None:
-    storage = Watches.settings().persistence.diffbase_storage
+    storage = kopf_settings.settings().persistence.diffbase_storage
     body = kopf.Body({"metadata": {"name": "a"}, "spec": {"epochs": 5}})  # type: ignore[typeddict-item]
     patch = kopf.Patch()
     storage.store(body=body, patch=patch, essence=storage.build(body=body))
@@ -23,9 +24,8 @@ def test_kopf_neither_compares_nor_annotates_jobs() -> None:
     assert found == ({}, None, {})
 
 
-def watches(queue: WorkQueue[JobKey], cache: Cache | None = None) -> Watches:
-    session: Any = object()
-    return Watches(cache or Cache(), queue, Api(session, "https://api"), (), lambda _: session, lambda: None)
+def affected(queue: WorkQueue[JobKey], cache: Cache | None = None) -> AffectedJobs:
+    return AffectedJobs(cache or Cache(), queue, lambda: None)
 
 
 def changed(kind: Kind, name: str) -> tuple[Kind, dict[str, Any]]:
@@ -38,9 +38,9 @@ def test_a_burst_of_pods_queues_their_job_once(kind: Kind) -> None:
 
     async def body() -> tuple[int, float, int]:
         queue = WorkQueue[JobKey]()
-        observer = watches(queue)
+        jobs = affected(queue)
         for i in range(4):
-            observer._changed(*changed(kind, f"digits-{i}"))
+            jobs.changed(*changed(kind, f"digits-{i}"))
             await asyncio.sleep(BURST_S / 5)
         at_first = len(queue)
         assert await queue.get() == ("team-a", "digits")
@@ -52,7 +52,7 @@ def test_a_burst_of_pods_queues_their_job_once(kind: Kind) -> None:
 def test_a_report_queues_its_job_at_once() -> None:
     async def body() -> int:
         queue = WorkQueue[JobKey]()
-        watches(queue)._changed(*changed(CONFIG_MAP, "digits-report"))
+        affected(queue).changed(*changed(CONFIG_MAP, "digits-report"))
         return len(queue)
 
     assert run(body()) == 1
@@ -66,7 +66,7 @@ def test_a_priority_class_queues_the_jobs_that_name_it() -> None:
         for name, spec in (("named", {"scheduling": {"priorityClassName": "urgent"}}), ("other", {})):
             meta = {"namespace": "team-a", "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
             cache.put(DLJOB, {"metadata": {**meta, "resourceVersion": "1"}, "spec": spec})
-        watches(queue, cache)._changed(PRIORITY_CLASS, {"metadata": {"name": "urgent"}})
+        affected(queue, cache).changed(PRIORITY_CLASS, {"metadata": {"name": "urgent"}})
         return len(queue), await queue.get()
 
     assert run(body()) == (1, ("team-a", "named"))
@@ -88,11 +88,11 @@ def test_a_quota_below_its_usage_queues_the_jobs_that_run_in_its_namespace() -> 
         meta = {"namespace": "team-a", "name": "runs-cpu-0", "uid": "pod", "resourceVersion": "1"}
         meta |= {"creationTimestamp": "2026-01-01T00:00:00Z", "labels": {JOB_LABEL: "runs"}}
         cache.put(POD, {"metadata": meta, "spec": {"containers": []}, "status": {}})
-        observer, queued = watches(queue, cache), []
+        jobs, queued = affected(queue, cache), []
         for version, (used, hard) in enumerate(((1, 4), (2, 4), (2, 1), (3, 1), (3, 4))):
             body = quota(version, used, hard)
             cache.put(QUOTA, body)
-            observer._changed(QUOTA, body)
+            jobs.changed(QUOTA, body)
             queued.append(len(queue))
             if queued[-1]:
                 key = await queue.get()
@@ -117,13 +117,13 @@ def test_a_volume_queues_only_jobs_of_its_namespace_that_find_no_node_for_theirs
             meta = {"namespace": namespace, "name": name, "uid": namespace + name, "resourceVersion": "1"}
             meta["creationTimestamp"] = "2026-01-01T00:00:00Z"
             cache.put(DLJOB, {"metadata": meta, "spec": {}, "status": {"conditions": conditions}})
-        observer = watches(queue, cache)
+        jobs = affected(queue, cache)
         for i in range(100):
             meta = {"name": f"pv-{i}", "uid": f"pv-{i}", "resourceVersion": "1"}
             spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}, "claimRef": {"namespace": "team-a"}}
             body = {"metadata": meta, "spec": spec}
             assert cache.put(VOLUME, body)
-            observer._changed(VOLUME, body)
+            jobs.changed(VOLUME, body)
         at_first = len(queue)
         await asyncio.sleep(2 * SETTLE_S)
         found = len(queue)

@@ -14,7 +14,8 @@ from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._core.engines import indexing
 
 from dljob.controller import tasks
-from dljob.controller.watches import PAGE, REFLECTED
+from dljob.controller.watches import REFLECTED
+from dljob.controller.watches.kopf_settings import PAGE
 from dljob.kube.kinds import DLJOB, POD, Kind
 from support.controller.http_watches import SILENCE_S, WITHIN_S, HttpWatches, named, until, watching
 

@@ -2,5 +2,6 @@
 
 from dljob.controller.planning.joint.assigning import Assigning
 from dljob.controller.planning.joint.shares import Share, may_not_delay
+from dljob.controller.planning.joint.state import PlanningState
 
-__all__ = ["Assigning", "Share", "may_not_delay"]
+__all__ = ["Assigning", "PlanningState", "Share", "may_not_delay"]

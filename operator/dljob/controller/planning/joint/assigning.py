@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -22,14 +21,13 @@ from dljob.controller.planning.joint.forecasting import costs, held_by, moved, p
 from dljob.controller.planning.joint.options import Known, KnownOptions, gpu_types, has_part, shape_of
 from dljob.controller.planning.joint.recent_jobs import RecentJobs
 from dljob.controller.planning.joint.shares import Order, Running, Share
-from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.joint.state import PlanningState
 from dljob.controller.planning.queue.shadows import Ask
-from dljob.controller.planning.queueing import Queue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed
 from dljob.job.remaining import RESTART_S
 from dljob.job.waiting import ended, stops
-from dljob.kube import Cache, JobKey
+from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
@@ -52,29 +50,18 @@ log = logging.getLogger("dljob")
 class Assigning:
     """Assigns the devices to the jobs. Use it in one event loop only."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        queue: Queue,
-        plans: PlansByJob,
-        short: Callable[[], Mapping[JobKey, ParsedJob]],
-        requeue: Callable[[JobKey], None],
-        clock: Callable[[], float],
-        now: Callable[[], datetime],
-        *,
-        on: bool,
-    ) -> None:
-        """``short``: as of ``Candidates``. ``requeue``: called for each job that moves. ``on``: False: none does."""
-        self._cache, self._queue, self._plans, self._short, self._requeue = cache, queue, plans, short, requeue
-        self._clock, self._now, self._on = clock, now, on
+    def __init__(self, state: PlanningState, requeue: Callable[[JobKey], None], *, on: bool) -> None:
+        """``requeue``: called for each job that moves. ``on``: False: no job does, because nothing is assigned."""
+        self._cache, self._queue, self._plans, self._short = state.cache, state.queue, state.plans, state.short
+        self._clock, self._now, self._requeue, self._on = state.clock, state.now, requeue, on
         self._running: dict[JobKey, Running] = {}
-        self._options = KnownOptions(cache, clock)
-        self._candidates = Candidates(cache, queue, plans, short, clock, now)
-        self._whole = Amortized(lambda: self._view_without({job.key for job in cache.jobs()}), clock)
+        self._options = KnownOptions(self._cache, self._clock)
+        self._candidates = Candidates(state)
+        self._whole = Amortized(lambda: self._view_without({job.key for job in self._cache.jobs()}), self._clock)
         """The cluster as if all jobs had ended."""
         self._known: dict[JobKey, Known] = {}
         """The options of the jobs in the last assignment."""
-        self._recent = RecentJobs(cache, queue, self._candidates, now)
+        self._recent = RecentJobs(state, self._candidates)
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, Order] = {}
         self._resting: dict[JobKey, Resting] = {}

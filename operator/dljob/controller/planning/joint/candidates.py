@@ -1,16 +1,15 @@
 """What an assignment knows of one job: its options, what it holds, its deadline, and its wait."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 
 from dljob.controller.planning.joint.forecasting import planned_devices
 from dljob.controller.planning.joint.options import Known, due_s
 from dljob.controller.planning.joint.quotas import Quotas
-from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Queue
+from dljob.controller.planning.joint.state import PlanningState
 from dljob.job.observed import JobSeen
 from dljob.job.remaining import RESTART_S, remaining
-from dljob.kube import Cache, JobKey
+from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.assignment import Candidate, Held, Option, is_overdue
 from dljob.status import FALSE, find, is_true, previous
@@ -19,18 +18,9 @@ from dljob.status import FALSE, find, is_true, previous
 class Candidates:
     """Makes the candidates of an assignment. Use it in one event loop only."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        queue: Queue,
-        plans: PlansByJob,
-        short: Callable[[], Mapping[JobKey, ParsedJob]],
-        clock: Callable[[], float],
-        now: Callable[[], datetime],
-    ) -> None:
-        """``short``: as of ``Quotas``."""
-        self._cache, self._queue, self._plans, self._now = cache, queue, plans, now
-        self.quotas = Quotas(cache, queue, plans, short, clock)
+    def __init__(self, state: PlanningState) -> None:
+        self._cache, self._queue, self._plans, self._now = state.cache, state.queue, state.plans, state.now
+        self.quotas = Quotas(state)
         self._resumed: dict[JobKey, datetime] = {}
         """When each waiting job whose status still says that it is suspended was first seen waiting."""
 

@@ -1,13 +1,12 @@
 """What the quotas of namespaces leave to the jobs of an assignment, together and one by one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dljob.controller.planning.answers import First
 from dljob.controller.planning.joint.options import Charges, Known, left
-from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.joint.state import PlanningState
 from dljob.controller.planning.queue.shadows import Ask
-from dljob.controller.planning.queueing import Queue
-from dljob.kube import Cache, JobKey
+from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import SharedQuotas
 from dljob.scheduling.assignment import Option, QuotaAmounts
@@ -20,16 +19,9 @@ NO_QUOTAS = SharedQuotas()
 class Quotas:
     """Compares the options of jobs with the quotas of their namespaces. Use it in one event loop only."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        queue: Queue,
-        plans: PlansByJob,
-        short: Callable[[], Mapping[JobKey, ParsedJob]],
-        clock: Callable[[], float],
-    ) -> None:
-        """``short``: returns the jobs that wait for the quotas of their namespaces, as they are planned."""
-        self._cache, self._queue, self._plans, self._short, self._clock = cache, queue, plans, short, clock
+    def __init__(self, state: PlanningState) -> None:
+        self._cache, self._queue, self._plans = state.cache, state.queue, state.plans
+        self._short, self._clock = state.short, state.clock
         self._first: dict[JobKey, First] = {}
         """For each job that must leave quota to an earlier one of its namespace, that one."""
         self._shared: dict[str, SharedQuotas] = {}

@@ -1,13 +1,12 @@
 """The jobs of recent assignments. Forecasts expect jobs like them to come again."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from dljob.controller.planning.joint.candidates import Candidates
 from dljob.controller.planning.joint.options import Known
-from dljob.controller.planning.queueing import Queue
-from dljob.kube import Cache, JobKey
+from dljob.controller.planning.joint.state import PlanningState
+from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.scheduling.assignment import Option
 from dljob.scheduling.forecasting.forecast import WINDOW_S
@@ -27,8 +26,8 @@ class Seen:
 class RecentJobs:
     """Stores the jobs of recent assignments. Use it in one event loop only."""
 
-    def __init__(self, cache: Cache, queue: Queue, candidates: Candidates, now: Callable[[], datetime]) -> None:
-        self._cache, self._queue, self._candidates, self._now = cache, queue, candidates, now
+    def __init__(self, state: PlanningState, candidates: Candidates) -> None:
+        self._cache, self._queue, self._now, self._candidates = state.cache, state.queue, state.now, candidates
         self._seen: dict[JobKey, Seen] = {}
 
     def clear(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dljob.controller.planning.joint.candidates import Candidates
+from dljob.controller.planning.joint.state import PlanningState
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.kube import JobKey
 from support.builders import NOW, T4, job
@@ -62,7 +63,7 @@ def test_a_job_waits_since_it_was_created_stopped_or_resumed(conditions: list[An
     """The last job was resumed 40 minutes after its creation. Until it has pods, its status says that it is suspended."""
     cache: Any = SimpleNamespace()
     now = NOW + 40 * MINUTE
-    candidates = Candidates(cache, cache, PlansByJob(), dict, lambda: 0.0, lambda: now)
+    candidates = Candidates(PlanningState(cache, cache, PlansByJob(), dict, lambda: 0.0, lambda: now))
     waiting = job(created=NOW, status={"conditions": conditions})
     candidates.waited_s(waiting)
     now = NOW + 60 * MINUTE

@@ -1,4 +1,4 @@
-"""Update the cache from watches, and add the jobs that a change affects to the work queue.
+"""Watch the API server, and update the cache.
 
 kopf watches the DLJobs. Only its handlers ``on.event``, ``on.login`` and ``on.cleanup`` are used. With its index, kopf
 would handle no event before it has indexed all jobs, and wake up the tasks of all jobs after each of them, which takes
@@ -15,12 +15,12 @@ from typing import Any
 import aiohttp
 import kopf
 from kopf._core.engines import peering
-from kopf._core.reactor import inventory
 
-from dljob.controller.connection import NoDiffs
-from dljob.controller.rereading import Rereader
-from dljob.controller.tasks import STOP_S, run_until_one_ends, stop_on_signals
-from dljob.controller.unprocessed import UnprocessedEvents
+from dljob.controller.tasks import run_until_one_ends, stop_on_signals
+from dljob.controller.watches import kopf_settings
+from dljob.controller.watches.affected_jobs import AffectedJobs
+from dljob.controller.watches.rereading import Rereader
+from dljob.controller.watches.unprocessed import UnprocessedEvents
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
@@ -43,7 +43,6 @@ from dljob.kube.kinds import (
 from dljob.kube.objects.trim import older, version_number
 from dljob.kube.watch import Reflector, WatchActivity, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
-from dljob.scheduling.limits.quotas import overdrawn
 
 log = logging.getLogger("dljob.watches")
 
@@ -51,8 +50,6 @@ REFLECTED = (
     STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, VOLUME, PRIORITY_CLASS, PROFILE, QUOTA, LIMIT_RANGE,
 )  # fmt: skip
 WATCHED = (DLJOB, *REFLECTED)
-CAPACITY = {NODE, POD, QUOTA, LIMIT_RANGE}
-"""Kinds whose changes may let a job that waits be planned."""
 LABELLED = (STATEFUL_SET, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.
 
@@ -66,29 +63,6 @@ With the default of ``silence_s``, these are 240 s. A silent watch is opened aga
 MAX_UNREADABLE = 10_000
 MAX_OVERDUE = 100
 """Maximum number of jobs that one check reads because kopf does not process their events."""
-PAGE = 20
-"""Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB.
-
-Of these, the operator decodes up to 512 KiB of each, and each MB of dense JSON takes 25 MB of memory.
-"""
-SETTLE_S = 1.0
-"""Seconds between a change of a node, storage class, claim, quota or pod and the reconcile of other affected jobs.
-
-Such changes come in bursts, and with the delay each affected job is reconciled only once for a burst.
-"""
-
-BURST_S = 0.1
-"""Seconds between a change of a job's pod or StatefulSet and the job's reconcile.
-
-The pods of a job start and end together. Without the delay, the job's status would be written for each pod.
-"""
-
-
-class NoMemories(inventory.ResourceMemories):
-    """Keeps kopf from storing a record of each DLJob, which takes 0.9 KiB. The handler of events needs none."""
-
-    async def recall(self, raw_body: kopf.RawBody, **options: Any) -> inventory.ResourceMemory:
-        return await super().recall(raw_body, **{**options, "ephemeral": True})
 
 
 class Watches:
@@ -117,11 +91,11 @@ class Watches:
         ``more``: further kinds of objects of jobs to watch.
         """
         self.registry = kopf.OperatorRegistry()
-        self._capacity_changed = capacity_changed
+        self._affected = AffectedJobs(cache, queue, capacity_changed)
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
         self._silence_s, self._events = silence_s, UnprocessedEvents(namespaces)
         self._activity = WatchActivity(namespaces, silence_s)
-        self._rereader = Rereader(cache, api, self._put, self._changed)
+        self._rereader = Rereader(cache, api, self._put, self._affected.changed)
         self.session = session(
             bounded_responses(
                 self._activity.asked,
@@ -133,11 +107,6 @@ class Watches:
             )
         )
         """The session of kopf. The caller closes it."""
-        self._settling: asyncio.TimerHandle | None = None
-        self._unsettled: set[Kind] = set()
-        """Kinds whose changes may affect other jobs, and have not been handled yet."""
-        self._overdrawn: dict[str, set[tuple[str, str, int]]] = {}
-        """Namespace → (quota, resource, limit) of the limits that were lowered below what is used."""
         self._unreadable: set[str] = set()
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
@@ -147,7 +116,7 @@ class Watches:
                 kind,
                 namespace,
                 JOB_LABEL if kind in (*LABELLED, *more) else "",
-                self._changed,
+                self._affected.changed,
                 queue.add,
                 silence_s,
             )
@@ -251,29 +220,6 @@ class Watches:
                 return True
         return False
 
-    @staticmethod
-    def settings() -> kopf.OperatorSettings:
-        """Return settings for kopf.
-
-        With them, kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time
-        of each request.
-        """
-        settings = kopf.OperatorSettings()
-        settings.posting.enabled = False
-        settings.peering.standalone = True
-        settings.scanning.disabled = True
-        settings.watching.server_timeout = 300
-        settings.watching.connect_timeout = 10
-        settings.networking.connect_timeout = 10
-        settings.networking.request_timeout = 60
-        settings.process.ultimate_exiting_timeout = STOP_S
-        settings.watching.inactivity_timeout = 86_400  # ``bounded_responses`` ends silent watches.
-        settings.watching.chunk_size = PAGE
-        # After an event, a task of kopf holds the DLJob in memory until this time has passed.
-        settings.queueing.idle_timeout = 0.1
-        settings.persistence.diffbase_storage = NoDiffs()
-        return settings
-
     async def run(self, identity: str, stop: asyncio.Event, end: Callable[[], Awaitable[None]]) -> None:
         """Watch until ``stop`` is set or a signal arrives. ``end`` stops the operator's own tasks.
 
@@ -289,13 +235,13 @@ class Watches:
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=self.registry,
-            settings=self.settings(),
+            settings=kopf_settings.settings(),
             # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
             identity=peering.Identity(identity),
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=stop,
-            memories=NoMemories(),
+            memories=kopf_settings.NoMemories(),
         )
         stop_on_signals(stop)  # A second signal made kopf's handlers fail.
         await kopf.run_tasks(tasks, ignored=others)
@@ -332,7 +278,7 @@ class Watches:
             raise
         self._unreadable.discard(uid)
         if changed:
-            self._changed(DLJOB, body)
+            self._affected.changed(DLJOB, body)
 
     async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         self._events.processed(body, monotonic())
@@ -342,51 +288,4 @@ class Watches:
         if type != "DELETED":
             await self._put(body)
         elif self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
-            self._changed(DLJOB, body)
-
-    def _changed(self, kind: Kind, body: Mapping[str, Any]) -> None:
-        meta = body["metadata"]
-        if kind is DLJOB:
-            self._queue.add((meta["namespace"], meta["name"]))
-        elif kind.namespaced and (job := (meta.get("labels") or {}).get(JOB_LABEL)):
-            key = (meta["namespace"], job)
-            if kind in (POD, STATEFUL_SET):
-                self._queue.add_after(key, BURST_S)
-            else:
-                self._queue.add(key)
-        elif kind is PRIORITY_CLASS:
-            for each in self._cache.jobs():
-                if (each.spec.get("scheduling") or {}).get("priorityClassName") == meta["name"]:
-                    self._queue.add(each.key)
-        elif kind is QUOTA and self._overdraws_anew(meta["namespace"]):
-            for each in self._cache.jobs():
-                if each.namespace == meta["namespace"] and self._cache.runs(each.key):
-                    self._queue.add(each.key)
-        if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM, VOLUME):
-            self._unsettled.add(kind)
-            if self._settling is None:
-                self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
-
-    def _overdraws_anew(self, namespace: str) -> bool:
-        """Return True if other quotas of a namespace than before, or other limits, are below what is used.
-
-        The usage of a quota changes with each pod. Jobs are queued only if that matters to their condition WithinQuota.
-        """
-        found = overdrawn(self._cache.limits(namespace).quotas)
-        before = self._overdrawn.pop(namespace, set())
-        if found:
-            self._overdrawn[namespace] = found
-        return found != before
-
-    def _settle(self) -> None:
-        """Handle the changes of the last ``SETTLE_S``: report those of capacity, and queue the jobs that are affected.
-
-        Claims, classes and volumes affect jobs that wait for them. Nodes affect jobs with pods on lost nodes.
-        """
-        self._settling, changed = None, self._unsettled
-        self._unsettled = set()
-        if changed & CAPACITY:
-            self._capacity_changed()
-        lost = self._cache.on_lost_nodes() if NODE in changed else ()
-        for key in (*self._cache.waiting_for_volumes(changed), *lost):
-            self._queue.add(key)
+            self._affected.changed(DLJOB, body)
