@@ -107,10 +107,7 @@ def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
 def test_hugging_face_trainer_that_stops_saves_with_the_strategy_best(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, evaluates: str, is_best: bool
 ) -> None:
-    """Fixed bug: if it evaluated at the step of the stop, and that was not the best one, it saved no checkpoint.
-
-    It also evaluated before it saved, and again at the end of an epoch that it had not finished.
-    """
+    """Fixed bug: if it evaluated at the step of the stop, and that was not the best one, it saved no checkpoint."""
     from dltrain.integrations import huggingface
 
     found = []
