@@ -3,7 +3,8 @@
 import asyncio
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ from dltrain.protocol.rank_messages import Checkpointed, Energy, Evaluated, Resh
 from dltrain.protocol.volume_layout import TERM, job_directory
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report import files
-from dltrain.record.run_report.document import CAPACITY, Document, place, thinned
+from dltrain.record.run_report.document import CAPACITY, Document, Evaluation, place, thinned
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import duration, page
 from dltrain.record.run_report.plots import Curve, Mark, bars, lines, ticks
@@ -149,9 +150,34 @@ def test_long_run_is_bounded_and_keeps_its_means(gaps: list[int]) -> None:
 
 
 def test_lists_of_events_are_bounded() -> None:
-    assert thinned(list(range(CAPACITY))) == list(range(CAPACITY))
-    thin = thinned(list(range(5 * CAPACITY)))
-    assert len(thin) <= CAPACITY and (thin[0], thin[-1]) == (0, 5 * CAPACITY - 1)
+    entries = evaluations(range(5 * CAPACITY))
+    assert thinned(entries[:CAPACITY]) == entries[:CAPACITY]
+    thin = thinned(entries)
+    assert len(thin) <= CAPACITY and (thin[0], thin[-1]) == (entries[0], entries[-1])
+
+
+def evaluations(steps: Iterable[int]) -> list[Evaluation]:
+    return [Evaluation(step=step, unix_s=100.0 + i, accuracy=0.5) for i, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize("apart", [1, 0], ids=["steps", "one step"])
+def test_entries_that_stay_are_spread_over_the_whole_run(apart: int) -> None:
+    """Fixed bug: of 5000 evaluations, none between the first one and number 2790 stayed. Faults may all be at one step."""
+    kept = list[Evaluation]()
+    for entry in evaluations(range(5000)):
+        kept = thinned([*kept, entry.model_copy(update={"step": apart * entry.step})])
+    times = [entry.unix_s for entry in kept]
+    assert CAPACITY // 2 < len(kept) <= CAPACITY and times == sorted(times)
+    assert max(after - before for before, after in pairwise(times)) <= 4 * 5000 / len(kept)
+
+
+def test_many_entries_in_a_short_time_do_not_displace_the_others() -> None:
+    """Such as faults of a job that restarts in vain for an hour, before and after months of training."""
+    rare = evaluations(range(0, 100_000, 1000))
+    kept = list[Evaluation]()
+    for entry in [*rare[:50], *evaluations([49_500] * 3000), *rare[50:]]:
+        kept = thinned([*kept, entry])
+    assert {entry.step for entry in rare} <= {entry.step for entry in kept}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ Documentation: ``docs/reference/run-report.md``.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -16,7 +16,19 @@ from dltrain.protocol.rank_messages import Summing
 SCHEMA = 1
 CAPACITY = 512
 """Maximum number of points in the report's curve of steps, and of entries in each of its lists."""
-E = TypeVar("E")
+
+
+class Entry(Protocol):
+    """What happened after ``step`` steps, at the Unix time ``unix_s``."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def unix_s(self) -> float: ...
+
+
+E = TypeVar("E", bound=Entry)
 
 
 class Point(Record):
@@ -292,11 +304,17 @@ def place(rank: Rank) -> str:
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` (at least 2) of the ``entries``, always with the first and the last entry.
+    """Return at most ``capacity`` (at least 3) of the ``entries``, always with the first and the last entry.
 
-    Omit every second entry, repeatedly, until the number is small enough.
+    If there are more, omit half of them, one after another: always that whose neighbours are the fewest steps apart, of
+    several the one whose neighbours are the least time apart. Entries that are added and thinned again and again thus
+    stay spread over the whole run. If every second one were omitted, hardly any early entry would stay.
     """
     kept = list(entries)
-    while len(kept) > max(2, capacity):
-        kept = [*kept[:-1:2], kept[-1]]
+    while len(entries) > capacity and len(kept) > max(3, capacity) // 2 + 1:
+        del kept[min(range(1, len(kept) - 1), key=lambda i: _apart(kept[i - 1], kept[i + 1]))]
     return kept
+
+
+def _apart(first: Entry, second: Entry) -> tuple[int, float]:
+    return abs(second.step - first.step), abs(second.unix_s - first.unix_s)
