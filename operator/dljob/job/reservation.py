@@ -89,9 +89,10 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
         return Reserved()
     uids = sorted(pod.uid for pod in observed.pods if placed(pod.uid))
     wanted = {item.group: item.replicas for item in observed.sets if item.spec_digest == plan.revision}
-    state = (job.uid, plan.number, plan.revision, tuple(uids), tuple(sorted(wanted.items())))
-    created = created_by_group(observed)
-    return Reserved(plan_reservation(plan, job.spec, placed_by_group(observed, placed), wanted, created), state)
+    beside = frozenset(pod.node for pod in observed.pods if pod.node and placed(pod.uid) and not pod.deleting)
+    state = (job.uid, plan.number, plan.revision, tuple(uids), tuple(sorted(wanted.items())), beside)
+    counts = placed_by_group(observed, placed), wanted, created_by_group(observed)
+    return Reserved(plan_reservation(plan, job.spec, *counts, beside), state)
 
 
 def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counter[str]:
@@ -116,6 +117,7 @@ def plan_reservation(
     placed: Mapping[str, int],
     wanted: Mapping[str, int] | None = None,
     created: Mapping[str, int] | None = None,
+    beside: frozenset[str] = frozenset(),
 ) -> tuple[Reservation, ...]:
     """Return one reservation for each group of a plan with pods that the scheduler has not placed on a node yet.
 
@@ -123,6 +125,7 @@ def plan_reservation(
     they do in the pods. ``placed``: number of placed pods by group. ``wanted``: replicas of the plan's StatefulSets by
     group. For a group that it lacks, the plan's number of pods is used. Empty or None: no StatefulSet of the plan
     exists. ``created``: number of existing pods by group, which quotas count already; None: no pod exists.
+    ``beside``: names of the nodes with pods of the plan, which get no other one.
 
     If no StatefulSet of the plan exists and the namespace has quotas, the result also contains a reservation for the
     plan's objects other than pods. They need no node, but quotas count them.
@@ -148,6 +151,7 @@ def plan_reservation(
                     max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
                     plan.domain,
                     plan.uid,
+                    beside,
                 )
             )
     return tuple(found)

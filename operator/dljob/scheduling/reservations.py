@@ -33,12 +33,15 @@ class Reservation:
     """The nodes on which the pods may run."""
     job: str = ""
     """The uid of the job. A node runs at most one pod of a job. Empty: no other reservation is for the same job."""
+    beside: frozenset[str] = frozenset()
+    """The names of the nodes with pods of the job. The pods of the reservation come to other nodes."""
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:
     """Return the view with the reserved resources subtracted from the free resources of its nodes.
 
-    They are subtracted where the pods will most likely run: on nodes of the reservation's device type and domain. Nodes
+    They are subtracted where the pods will most likely run: on nodes of the reservation's device type and domain that
+    have no pod of the job. Nodes
     that have enough of every resource are taken first, and others only if those are too few. In both cases, the node
     with the most free devices (then the most free CPU) comes first; of equal nodes, the first in the view. Each pod
     also takes one of the pods that its node can run. Nothing is free on a node that has no room for another pod.
@@ -101,14 +104,14 @@ plans took seconds.
 def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> list[_Left]:
     """Remove the nodes of a reservation from the heap ``left``. Return them with what the reservation leaves free.
 
-    The caller puts the returned nodes back. They are fewer than ``reservation.nodes`` if its domain has fewer nodes.
+    The caller puts the returned nodes back. They are fewer than ``reservation.nodes`` if its pods may run on fewer.
     """
     fitting: list[_Left] = []
     others: list[_Left] = []
     outside: list[_Left] = []
     while left and len(fitting) < reservation.nodes:
         node = heappop(left)
-        if not reservation.domain.has(view.nodes[node[2]]):
+        if (seen := view.nodes[node[2]]).name in reservation.beside or not reservation.domain.has(seen):
             outside.append(node)
             continue
         (fitting if _fits(node, reservation) else others).append(node)

@@ -159,6 +159,25 @@ def test_replacement_of_a_lost_pod_gets_its_device_back() -> None:
     on_two_nodes(body)
 
 
+def test_place_of_a_lost_pod_is_on_another_node_than_the_pods_that_are_left() -> None:
+    """Fixed bug: the node with the most free devices counted, although it had a pod of the job."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.node("n1", T4, 3)
+        pair = {**SPEC, "planning": {"mode": "Fixed", "groups": [{"device": T4, "nodes": 2, "ranksPerNode": 1}]}}
+        first = cluster.submit("first", **pair)
+        await operator.watch()
+        pods = await cluster.create_pods(first)
+        await cluster.bind(pods, "n1", "n2")
+        await operator.watch(2 * PATIENCE_S)
+        await cluster.api.delete(*_pod(pods[1]["metadata"]))
+        second = cluster.submit("second", **pair)
+        await operator.watch()
+        assert (operator.planned(first), operator.planned(second)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
 def test_job_that_is_planned_again_with_the_same_plan_keeps_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed bug: its reservation ended with the next event about it, because its plan was stored already."""
 
