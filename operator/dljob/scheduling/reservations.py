@@ -64,7 +64,7 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
     heaps: set[str] = set()
     for _, of_job in groupby(enumerate(reservations), lambda each: each[1].job or each[0]):
         taken: list[tuple[list[_Left], _Left]] = []
-        for _, reservation in sorted(of_job, key=lambda each: _size(each[1]), reverse=True):
+        for _, reservation in sorted(of_job, key=lambda each: size(each[1]), reverse=True):
             left = by_device.get(reservation.device)
             if not left:
                 continue
@@ -121,7 +121,8 @@ def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> lis
     return [_less(node, reservation) for node in (*fitting, *others[:missing])]
 
 
-def _size(reservation: Reservation) -> tuple[int, float, int]:
+def size(reservation: Reservation) -> tuple[int, float, int]:
+    """Return the order of the reservations of a job: where a larger pod fits, a smaller one usually fits, too."""
     return reservation.devices, reservation.cpu, reservation.memory_nbytes
 
 

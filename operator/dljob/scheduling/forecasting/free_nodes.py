@@ -1,10 +1,10 @@
 """The free resources of nodes in the simulation of the queue."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from dljob.cluster import ClusterView
-from dljob.scheduling.reservations import Reservation
+from dljob.scheduling.reservations import Reservation, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,16 @@ class FreeNodes:
     def take(
         self, needs: Iterable[Reservation], later: "FreeNodes | None" = None, *, latest_first: bool = False
     ) -> tuple[Use, ...] | None:
-        """Take what pods need, from the nodes with the most free devices first. Return what was taken, node by node.
+        """Take what pods of one job need, each on a node of its own. Return what was taken, node by node.
 
-        If not all pods fit, take nothing and return None. ``later``: what is free on the same nodes at a later time, at
-        which the pods still run. They must fit then, too, and their resources are also taken from it. ``latest_first``:
-        of nodes with equally many free devices, take those first that changed last.
+        The groups with the most devices come first, on nodes with the most free ones. If not all pods fit, take
+        nothing and return None. ``later``: what is free on the same nodes at a later time, at which the pods still run.
+        They must fit then, too, and their resources are also taken from it. ``latest_first``: of nodes with equally
+        many free devices, take those first that changed last.
         """
         taken: list[Use] = []
-        for need in needs:
-            names = self._room_for(need, later, latest_first)
+        for need in sorted(needs, key=size, reverse=True):
+            names = self._room_for(need, later, latest_first, {use.node for use in taken})
             if names is None:
                 self.give(taken)
                 if later is not None:
@@ -72,8 +73,13 @@ class FreeNodes:
         for use in uses:
             self._change(use, 1)
 
-    def _room_for(self, need: Reservation, later: "FreeNodes | None", latest_first: bool) -> list[str] | None:
-        """Return the names of ``need.nodes`` nodes with room for one pod each; None if there are fewer such nodes."""
+    def _room_for(
+        self, need: Reservation, later: "FreeNodes | None", latest_first: bool, without: Container[str]
+    ) -> list[str] | None:
+        """Return the names of ``need.nodes`` nodes with room for one pod each; None if there are fewer such nodes.
+
+        ``without``: names of nodes with other pods of the job.
+        """
         levels = self._levels.get(need.device, {})
         if not levels:
             return None if need.nodes else []
@@ -90,7 +96,7 @@ class FreeNodes:
                 fits = _fits(state, self._at[name][2])
                 if fits and later is not None:
                     fits = name in later._at and _fits(state, later._at[name][2])
-                if fits and (not need.domain.terms or need.domain.has(self._nodes[name])):
+                if fits and name not in without and (not need.domain.terms or need.domain.has(self._nodes[name])):
                     found.append(name)
         return found if len(found) == need.nodes else None
 
