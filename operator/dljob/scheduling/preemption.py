@@ -195,4 +195,4 @@ def _holds(node: Node, need: Reservation) -> bool:
     enough_devices = not node.is_gpu or node.free_devices >= need.devices
     enough = node.free_cpu >= need.cpu and node.free_memory_nbytes >= need.memory_nbytes
     room = node.device == need.device and node.free_pods != 0
-    return room and enough_devices and enough and need.domain.has(node)
+    return room and enough_devices and enough and need.allows(node)

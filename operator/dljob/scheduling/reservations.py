@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from dljob.cluster import ClusterView
+from dljob.cluster import ClusterView, Node
 from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.scheduling.limits.charges import Charge
 
@@ -35,6 +35,10 @@ class Reservation:
     """The uid of the job. A node runs at most one pod of a job. Empty: no other reservation is for the same job."""
     beside: frozenset[str] = frozenset()
     """The names of the nodes with pods of the job. The pods of the reservation come to other nodes."""
+
+    def allows(self, node: Node) -> bool:
+        """Return True if the scheduler may place a pod on the node, if that has enough free resources."""
+        return node.name not in self.beside and self.domain.has(node)
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:
@@ -111,7 +115,7 @@ def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> lis
     outside: list[_Left] = []
     while left and len(fitting) < reservation.nodes:
         node = heappop(left)
-        if (seen := view.nodes[node[2]]).name in reservation.beside or not reservation.domain.has(seen):
+        if not reservation.allows(view.nodes[node[2]]):
             outside.append(node)
             continue
         (fitting if _fits(node, reservation) else others).append(node)

@@ -96,7 +96,7 @@ class FreeNodes:
                 fits = _fits(state, self._at[name][2])
                 if fits and later is not None:
                     fits = name in later._at and _fits(state, later._at[name][2])
-                if fits and name not in without and (not need.domain.terms or need.domain.has(self._nodes[name])):
+                if fits and name not in without and need.allows(self._nodes[name]):
                     found.append(name)
         return found if len(found) == need.nodes else None
 

@@ -26,3 +26,11 @@ def test_pods_of_a_job_are_on_different_nodes(
     nodes = free(*gpus)
     taken = nodes.take([Reservation(T4, count, devices, 1.0, 2**30, job="a") for count, devices in groups])
     assert (None if taken is None else {(use.node, use.devices) for use in taken}) == places
+
+
+def test_pods_of_a_job_are_not_on_nodes_that_have_its_other_pods() -> None:
+    """Fixed bug: a forecast put the missing pod of a job beside one that runs."""
+    missing = Reservation(T4, 1, 1, 1.0, 2**30, job="a", beside=frozenset({"n0"}))
+    taken = free(4, 1).take([missing])
+    assert taken is not None and [use.node for use in taken] == ["n1"]
+    assert free(4).take([missing]) is None
