@@ -98,6 +98,14 @@ class ParsedJob:
         return self.looking.spec if self.looking is not None else self.spec
 
     @property
+    def plan_may_change(self) -> bool:
+        """Return True if the operator chooses the job's plan, and has made it for the present spec."""
+        spec, accepted = self.spec, self.accepted
+        if spec is None or accepted is None or spec.suspend:
+            return False
+        return spec.planning.mode is PlanningMode.AUTO and accepted.spec_digest == self.digest
+
+    @property
     def shown_suggestion(self) -> SuggestionStatus | None:
         """Return the suggestion for the status: that of the job's task, or the one that the status has already.
 

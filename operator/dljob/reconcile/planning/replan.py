@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from dlcontract import Report, RunPhase
-from dljob.api import Minimize, PlanningMode
+from dljob.api import Minimize
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import start_s
 from dljob.planner import Infeasible
@@ -102,15 +102,10 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 def _may(parsed: ParsedJob) -> bool:
     """Return True if the job may be replanned. Plans that the user fixed are never replaced."""
-    spec, accepted = parsed.spec, parsed.accepted
-    return (
-        spec is not None
-        and accepted is not None
-        and not spec.suspend
-        and spec.planning.mode is PlanningMode.AUTO
-        and accepted.spec_digest == parsed.digest
-        and accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
-    )
+    accepted = parsed.accepted
+    if accepted is None or not parsed.plan_may_change:
+        return False
+    return accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
 
 
 def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from dlcontract import RunPhase
-from dljob.api import Disruption, Minimize, PlanningMode, Resize
+from dljob.api import Disruption, Minimize, Resize
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile import gang
@@ -84,16 +84,9 @@ def has_decided_to_move(parsed: ParsedJob) -> bool:
 
 def _may(parsed: ParsedJob) -> bool:
     """Return True if the spec lets the operator replace the plan, and the plan was made for this spec."""
-    spec, accepted = parsed.spec, parsed.accepted
-    return (
-        spec is not None
-        and accepted is not None
-        and not spec.suspend
-        and not parsed.finished
-        and spec.planning.mode is PlanningMode.AUTO
-        and spec.planning.resize is not Resize.NEVER
-        and accepted.spec_digest == parsed.digest
-    )
+    if parsed.spec is None or parsed.finished:
+        return False
+    return parsed.spec.planning.resize is not Resize.NEVER and parsed.plan_may_change
 
 
 def stranded(parsed: ParsedJob, now: datetime | None) -> bool:
