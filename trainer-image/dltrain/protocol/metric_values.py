@@ -112,6 +112,11 @@ def by_step(values: Mapping[str, tuple[int, V]]) -> dict[int, dict[str, V]]:
     return found
 
 
+def merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    """Return the last value of each metric. Of more than ``MAX_METRICS`` metrics, those that came first stay."""
+    return dict(list({**before, **new}.items())[:MAX_METRICS])
+
+
 def is_divided(value: Any) -> bool:
     """Return True for a tensor of which each rank has a part or a summand, such as the norm of a sharded parameter.
 

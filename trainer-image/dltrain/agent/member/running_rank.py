@@ -5,9 +5,10 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-from dlcontract import MAX_METRICS, Rank, Record
+from dlcontract import Rank, Record
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process
+from dltrain.protocol.metric_values import merged
 from dltrain.protocol.rank_messages import Logged, Mark, RankMessage, Step, Stop
 
 
@@ -33,8 +34,7 @@ class Running:
         """Store a message of the rank that arrived at the Unix time ``unix_s``."""
         before = self.latest.get(Logged)
         if isinstance(message, Logged) and isinstance(before, Logged):
-            last = list((before.values | message.values).items())
-            message = message.model_copy(update={"values": dict(last[:MAX_METRICS])})
+            message = message.model_copy(update={"values": merged(before.values, message.values)})
         self.latest[type(message)], self.last_message_unix_s = message, unix_s
 
     @property

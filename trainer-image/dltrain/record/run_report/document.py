@@ -304,14 +304,16 @@ def place(rank: Rank) -> str:
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` (at least 3) of the ``entries``, always with the first and the last entry.
+    """Return at most ``capacity`` (at least 2) of the ``entries``, always with the first and the last entry.
 
     If there are more, omit half of them, one after another: always that whose neighbours are the fewest steps apart, of
     several the one whose neighbours are the least time apart. Entries that are added and thinned again and again thus
     stay spread over the whole run. If every second one were omitted, hardly any early entry would stay.
     """
     kept = list(entries)
-    while len(entries) > capacity and len(kept) > max(3, capacity) // 2 + 1:
+    if len(kept) <= capacity:
+        return kept
+    while len(kept) > capacity // 2 + 1:
         del kept[min(range(1, len(kept) - 1), key=lambda i: _apart(kept[i - 1], kept[i + 1]))]
     return kept
 

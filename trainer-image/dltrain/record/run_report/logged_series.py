@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from dlcontract import MAX_METRICS
+from dltrain.protocol.metric_values import merged
 from dltrain.record.run_report.document import CAPACITY, LoggedValues, thinned
 
 
@@ -17,8 +17,7 @@ def with_logged(entries: Sequence[LoggedValues], new: LoggedValues, capacity: in
     found = list(entries)
     at = bisect_left(found, new.step, key=lambda entry: entry.step)
     if at < len(found) and found[at].step == new.step:
-        values = dict(list((found[at].values | new.values).items())[:MAX_METRICS])
-        found[at] = new.model_copy(update={"values": values})
+        found[at] = new.model_copy(update={"values": merged(found[at].values, new.values)})
     else:
         found.insert(at, new)
     while len(found) > capacity:
