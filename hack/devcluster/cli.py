@@ -122,6 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", parents=[common], help="load images into every node")
     load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar", help="Docker or OCI archive of an image")
     node = commands.add_parser("node", parents=[common], help="inject or end a fault of a node")
-    node.add_argument("action", choices=("stop", "start", "cut", "heal"))
+    node.add_argument("action", choices=("stop", "start", "cut", "slow", "heal"))
     node.add_argument("node_name", metavar="NAME")
     return parser

@@ -15,6 +15,8 @@ MACHINE = "development-machine"
 SYSTEM_CPU = 0.15
 """Cores that the control plane and the daemons of three nodes use. On an embedded cluster they used 0.12 cores during
 110 s in which a job trained, and 0.15 in the 93 s before, in which a job started and ended."""
+SLOW = 0.25
+"""Part of its CPUs that a slow node has."""
 GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_DEVICE = "cpu"
 DEFAULT_NODES = 3

@@ -37,4 +37,8 @@ class Provider(Protocol):
         """Load the images in docker or OCI archives into every node."""
 
     def node(self, action: str, name: str) -> None:
-        """Inject a fault into a node: `stop` or `start` it, or `cut` or `heal` its connection to the network."""
+        """Inject a fault into a node, or end it.
+
+        `stop` and `start` the node; `cut` its connection to the network; make its CPUs `slow` (`model.SLOW`); `heal` it
+        from the last two.
+        """

@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import os
 import signal
 import socket
 import struct
@@ -322,6 +323,24 @@ def test_disconnected_node_is_unreachable_until_it_is_reconnected(cluster: Clust
     assert not answers()
     cluster.hack("node", "heal", "n1")
     eventually(answers, "kubelet answers again", limit_s=30)
+
+
+def test_slow_node_has_few_cpus_until_it_is_healed(cluster: Cluster) -> None:
+    files = [
+        tree / name
+        for tree in cgroups.detect().trees(f"{cluster.state.prefix}/n1")
+        for name in ("cpu.max", "cpu.cfs_quota_us")
+    ]
+    (file,) = (path for path in files if path.exists())
+
+    def quota() -> str:
+        return file.read_text().split()[0]
+
+    before = quota()
+    cluster.hack("node", "slow", "n1")
+    assert 0 < int(quota()) <= 100_000 * (os.cpu_count() or 1) / 4
+    cluster.hack("node", "heal", "n1")
+    assert quota() == before
 
 
 def test_up_works_after_all_processes_were_killed(cluster: Cluster) -> None:

@@ -206,12 +206,18 @@ def test_nodes_are_stopped_and_disconnected_by_both_names(kind: Kind, recorded: 
     kind.node("start", "dljob-test-worker2")
     kind.node("cut", "n1")
     kind.node("heal", "n1")
-    wanted = ("docker kill", "docker start", "docker network")
+    kind.node("slow", "n2")
+    kind.node("heal", "n2")
+    cpus = os.cpu_count() or 1
+    wanted = ("docker kill", "docker start", "docker network", "docker update --cpus")
     assert [" ".join(call) for call in recorded.calls if " ".join(call).startswith(wanted)] == [
         "docker kill dljob-test-worker2",
         "docker start dljob-test-worker2",
         "docker network disconnect kind dljob-test-worker",
         "docker network connect --ip 172.18.0.4 kind dljob-test-worker",
+        f"docker update --cpus {cpus} dljob-test-worker",
+        f"docker update --cpus {cpus / 4:.2f} dljob-test-worker2",
+        f"docker update --cpus {cpus} dljob-test-worker2",
     ]
     with pytest.raises(ClusterError, match="node 'n3': found no such node"):
         kind.node("stop", "n3")

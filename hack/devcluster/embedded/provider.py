@@ -157,8 +157,12 @@ class Embedded:
             if not nodes.init_process(self._state, found[0]):
                 nodes.start(self._state, record, found[0])
             self._wait_ready(record, found)
+        elif action == "slow":
+            nodes.set_slow(self._state, found[0], slow=True)
         else:
             network.set_cut(self._state, found[0], action == "cut")
+            if action == "heal":
+                nodes.set_slow(self._state, found[0], slow=False)
         self._progress.say(f"node {name}: {action} done")
 
     # -- bringing up -------------------------------------------------------------------------------------------

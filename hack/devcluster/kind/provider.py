@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from devcluster.errors import ClusterError
 from devcluster.images.oci_layout import Layout
 from devcluster.kind import tool as kindtool
 from devcluster.locks import locked
-from devcluster.model import GPU_RESOURCE, ClusterSpec, NodeSpec
+from devcluster.model import GPU_RESOURCE, SLOW, ClusterSpec, NodeSpec
 from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
 from devcluster.shell import find, have, run
@@ -134,9 +135,22 @@ class Kind:
             address = run(["docker", "inspect", "--format", _ADDRESS, container]).stdout.strip()
             (self._folder / f"address-{container}").write_text(address)
             run(["docker", "network", "disconnect", "kind", container])
+        elif action == "slow":
+            run(
+                [
+                    "docker",
+                    "update",
+                    "--cpus",
+                    f"{SLOW * (known[container].cpus or os.cpu_count() or 1):.2f}",
+                    container,
+                ]
+            )
         else:
-            address = (self._folder / f"address-{container}").read_text()
-            run(["docker", "network", "connect", "--ip", address, "kind", container])
+            cut = self._folder / f"address-{container}"
+            if cut.exists():
+                run(["docker", "network", "connect", "--ip", cut.read_text(), "kind", container])
+                cut.unlink()
+            run(["docker", "update", "--cpus", f"{known[container].cpus or os.cpu_count() or 1}", container])
         self._progress.say(f"node {container}: {action} done")
 
     # ----------------------------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ The cluster is the second one of hack/test: a node of device cpu-fast, two of cp
 """
 
 import json
+import os
 from typing import Any
 
 import pytest
 
+from devcluster.progress import Progress
+from devcluster.providers import choose
 from support.cluster.kubectl import Kubectl, condition, example
 
 pytestmark = pytest.mark.heterogeneous
@@ -23,6 +26,20 @@ def mixed(kubectl: Kubectl) -> dict[str, Any]:
     pods = kubectl.list("pods", "dljob.dev/job=mixed")
     done = kubectl.wait_phase("mixed", "Complete", 240)
     return {**done, "nodes": sorted((pod["metadata"]["name"], pod["spec"]["nodeName"]) for pod in pods)}
+
+
+def devices(job: dict[str, Any]) -> set[str]:
+    """Return the device types of the job's plan."""
+    return {group["device"] for group in job["status"]["plan"]["groups"]}
+
+
+def has_begun(job: dict[str, Any]) -> bool:
+    return (job.get("status", {}).get("progress") or {}).get("step", 0) > 100
+
+
+def is_at_risk(job: dict[str, Any]) -> bool:
+    found = condition(job, "DeadlineAtRisk")
+    return found is not None and found["status"] == "True"
 
 
 def test_pods_run_on_the_nodes_of_their_group(mixed: dict[str, Any]) -> None:
@@ -83,6 +100,34 @@ def test_plan_contradicted_by_measurements_is_replaced(mixed: dict[str, Any], ku
     done = kubectl.wait_phase("contradicted", "Complete", 240)
     assert done["status"]["result"]["steps"] == 1000 and saved >= 100
     assert done["status"]["result"]["accuracy"] >= 0.97
+
+
+@pytest.mark.long
+def test_job_leaves_a_device_that_becomes_slow_and_meets_its_deadline(mixed: dict[str, Any], kubectl: Kubectl) -> None:
+    """The slow device uses the least energy and meets the deadline, until its node loses most of its CPUs.
+
+    The training takes five minutes on it. With a quarter of the CPUs, the rest of it would take twenty.
+    """
+    job = example("digits.yaml", job="hurried", devices=["cpu-fast", "cpu-slow"], nodes={"min": 1, "max": 1})
+    objective = {"minimize": "Energy", "deadline": "8m"}
+    job["spec"] |= {"globalBatchSize": 120, "steps": 2500, "objective": objective}
+    del job["spec"]["epochs"]
+    kubectl.apply(job)
+    begun = kubectl.wait_job("hurried", "100 steps", has_begun, 240)
+    assert devices(begun) == {"cpu-slow"} and not is_at_risk(begun)
+    (pod,) = kubectl.list("pods", "dljob.dev/job=hurried")
+    cluster = choose(None, os.environ["DLJOB_TEST_CLUSTER"], Progress(quiet=True))
+    cluster.node("slow", pod["spec"]["nodeName"])
+    try:
+        kubectl.wait_job("hurried", "late", is_at_risk, 240)
+        moved = kubectl.wait_job("hurried", "moved", lambda job: devices(job) == {"cpu-fast"}, 240)
+        assert moved["status"]["lastCheckpoint"]["step"] >= 100
+        done = kubectl.wait_phase("hurried", "Complete", 480)
+    finally:
+        cluster.node("heal", pod["spec"]["nodeName"])
+    assert not is_at_risk(done)
+    assert done["status"]["result"]["steps"] == 2500
+    assert done["status"]["usage"]["energyJoules"] > 0
 
 
 def test_fake_gpu_is_detected_and_updates_no_profile(kubectl: Kubectl) -> None:

@@ -25,6 +25,9 @@ class Cgroups(Protocol):
     def create(self, name: str, cpus: float | None, memory_nbytes: int | None) -> None:
         """Create the cgroup and its parents, and set its limits. None: no limit."""
 
+    def limit_cpus(self, name: str, cpus: float | None) -> None:
+        """Set the CPU limit of an existing cgroup. None: no limit."""
+
     def trees(self, name: str) -> list[Path]:
         """Return the folders of this cgroup: one for cgroup v2, and one per hierarchy for cgroup v1."""
 
@@ -54,9 +57,12 @@ class Unified:
                 if controller in available:
                     (folder / "cgroup.subtree_control").write_text(f"+{controller}")
         if cpus is not None:
-            (folder / "cpu.max").write_text(f"{quota_us(cpus)} {PERIOD_US}")
+            self.limit_cpus(name, cpus)
         if memory_nbytes is not None:
             (folder / "memory.max").write_text(str(memory_nbytes))
+
+    def limit_cpus(self, name: str, cpus: float | None) -> None:
+        (self._root / name / "cpu.max").write_text(f"{'max' if cpus is None else quota_us(cpus)} {PERIOD_US}")
 
     def trees(self, name: str) -> list[Path]:
         folder = self._root / name
@@ -83,10 +89,13 @@ class Legacy:
                     if (above / needed).exists():
                         (folder / needed).write_text((above / needed).read_text().strip())
         if cpus is not None:
-            (self._root / "cpu" / name / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (self._root / "cpu" / name / "cpu.cfs_quota_us").write_text(str(quota_us(cpus)))
+            self.limit_cpus(name, cpus)
         if memory_nbytes is not None:
             (self._root / "memory" / name / "memory.limit_in_bytes").write_text(str(memory_nbytes))
+
+    def limit_cpus(self, name: str, cpus: float | None) -> None:
+        (self._root / "cpu" / name / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._root / "cpu" / name / "cpu.cfs_quota_us").write_text(str(-1 if cpus is None else quota_us(cpus)))
 
     def trees(self, name: str) -> list[Path]:
         return [path / name for path in self._hierarchies() if (path / name).is_dir()]

@@ -16,7 +16,7 @@ from devcluster.embedded.services.api import Object
 from devcluster.embedded.state import Record, State
 from devcluster.errors import ClusterError
 from devcluster.kubernetes.release import Release, parse_release
-from devcluster.model import NodeSpec
+from devcluster.model import SLOW, NodeSpec
 from devcluster.shell import find
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -96,6 +96,12 @@ def stop(state: State, node: NodeSpec) -> None:
         end([inner], grace_s=0)
     state.processes.end([process_name(node)], grace_s=2 if inner else 0)
     cgroups.remove(cgroups.detect(), state.cgroup(node))
+
+
+def set_slow(state: State, node: NodeSpec, *, slow: bool) -> None:
+    """Give the node its part ``SLOW`` of its CPUs, or all of them again."""
+    cpus = SLOW * (node.cpus or os.cpu_count() or 1) if slow else node.cpus
+    cgroups.detect().limit_cpus(state.cgroup(node), cpus)
 
 
 def containerd_address(state: State, node: NodeSpec, timeout_s: float = 30) -> str:
