@@ -122,6 +122,8 @@ def planner_request(
         checkpointed_nbytes_per_sample=hints.checkpointed_activation_bytes_per_sample if hints else None,
         dense_output_nbytes=hints.dense_output_bytes_per_sample if hints else None,
         pairs=stated_pairs(hints.pairs) if hints and hints.pairs else None,
+        # Another image may contain an earlier release of the trainer, or a build of torch with its own allocator.
+        reuses_blocks=framework is Framework.DLTRAIN and spec.trainer.image is None,
         sample_nbytes=sample_nbytes,
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,

@@ -72,6 +72,10 @@ what the heap loses between blocks of different sizes, and the temporaries of an
 
 Peaks of 21 cases are 0.69 to 0.94 times the result: decoders of 10, 25 and 50 million parameters and networks of linear
 layers with 25 million, whole and split (``benchmarks/training/model_split/script_memory.py``), and gpt-mini."""
+REUSING: Mapping[str, float] = {"parameter_B": 1.03, "kept_B": 1.1}
+"""As ``DENSE``, for ranks in whose heap a later tensor fits into the block of a freed one (``Workload.reuses_blocks``).
+
+Peaks of the same decoders and networks of linear layers, and of gpt-mini, are 0.78 to 0.93 times the result."""
 PREFETCHED_BATCHES = 2
 """Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
@@ -122,6 +126,13 @@ def on_gpu_nbytes(tensors_nbytes: float) -> float:
     return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * tensors_nbytes
 
 
+def dense_factors(workload: Workload) -> Mapping[str, float] | None:
+    """Return the coefficients of a workload's tensors on CPUs; None if it may have convolutions or recurrent layers."""
+    if not workload.is_dense:
+        return None
+    return REUSING if workload.reuses_blocks else DENSE
+
+
 def held_nbytes(
     parameter_nbytes: float,
     kept_nbytes: float,
@@ -129,7 +140,7 @@ def held_nbytes(
     is_gpu: bool,
     growth: TermFactors = (),
     has_convolutions: bool = True,
-    is_dense: bool = False,
+    dense: Mapping[str, float] | None = None,
 ) -> float:
     """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
@@ -138,14 +149,13 @@ def held_nbytes(
     multiplied by a coefficient fitted to measurements (``structure.GROWTH``), because kernels also copy tensors to
     other layouts. ``growth``: measured factors of these coefficients on the device (``Device.growth_factors``).
     ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
-    ``is_dense``: True if it is known to have neither convolutions nor recurrent layers (``DENSE``).
+    ``dense``: coefficients of a model that is known to have neither convolutions nor recurrent layers
+    (``dense_factors``).
     """
     if is_gpu:
         return on_gpu_nbytes(parameter_nbytes + kept_nbytes + largest_nbytes)
-    if is_dense:
-        return part_nbytes(
-            parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu, growth, DENSE["kept_B"], DENSE["parameter_B"]
-        )
+    if dense is not None:
+        return part_nbytes(parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu, growth, dense)
     terms = {
         "process": 1.0,
         "convolution": float(has_convolutions),
@@ -162,24 +172,23 @@ def part_nbytes(
     largest_nbytes: float,
     is_gpu: bool,
     growth: TermFactors = (),
-    kept_factor: float = PART["kept_B"],
-    parameter_factor: float = PART["parameter_B"],
+    factors: Mapping[str, float] = PART,
 ) -> float:
     """Return the memory in bytes of a rank with a part of a model, including its process or CUDA context.
 
-    ``kept_factor``, ``parameter_factor``: bytes for a byte of these terms (``PART`` or ``DENSE``). The other arguments
-    are those of ``held_nbytes``. Of ``growth``, only factors above 1 count, because they were measured with whole
-    networks.
+    ``factors``: bytes for a byte of parameters and of what is kept (``PART``, ``DENSE`` or ``REUSING``). The other
+    arguments are those of ``held_nbytes``. Of ``growth``, only factors above 1 count, because they were measured with
+    whole networks.
     """
     if is_gpu:
         return on_gpu_nbytes(state_nbytes + kept_nbytes + largest_nbytes)
     amounts = {
-        "parameter_B": parameter_factor * state_nbytes,
-        "kept_B": kept_factor * kept_nbytes,
+        "parameter_B": factors["parameter_B"] * state_nbytes,
+        "kept_B": factors["kept_B"] * kept_nbytes,
         "largest_B": PART["largest_B"] * largest_nbytes,
     }
-    factors = {term: max(1.0, factor) for term, factor in growth}
-    held = PART["process"] + sum(factors.get(term, 1.0) * n for term, n in amounts.items())
+    measured = {term: max(1.0, factor) for term, factor in growth}
+    held = PART["process"] + sum(measured.get(term, 1.0) * n for term, n in amounts.items())
     return PROCESS_NBYTES + PART_MARGIN * held
 
 
@@ -202,8 +211,8 @@ def early_part(ranks: int, collective: CollectiveName) -> float:
 def replicas_nbytes(gradient_nbytes: float, replicas: int, collective: CollectiveName, *, is_dense: bool) -> float:
     """Return the main memory in bytes that a rank needs to sum the gradients of its part over replicas of the model.
 
-    ``gradient_nbytes``: bytes of these gradients. ``collective``: the algorithm of the sum. ``is_dense``: as for
-    ``held_nbytes``.
+    ``gradient_nbytes``: bytes of these gradients. ``collective``: the algorithm of the sum. ``is_dense``: True
+    if the model is known to have neither convolutions nor recurrent layers.
     """
     if replicas == 1:
         return 0.0
@@ -224,9 +233,9 @@ def largest_nbytes(workload: Workload, is_gpu: bool) -> float:
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
-    largest, dense = largest_nbytes(workload, is_gpu), workload.is_dense
+    largest, dense = largest_nbytes(workload, is_gpu), dense_factors(workload)
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions, dense)
-    empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, is_dense=dense) for n in (0, 1))
+    empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, dense=dense) for n in (0, 1))
     return fixed, one - empty
 
 
@@ -244,11 +253,12 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
 
     Each part includes its share of the margins. Parts that need nothing are left out.
     """
-    process = held_nbytes(0.0, 0.0, 0.0, is_gpu, is_dense=workload.is_dense)
+    dense = dense_factors(workload)
+    process = held_nbytes(0.0, 0.0, 0.0, is_gpu, dense=dense)
 
     def part(parameter_nbytes: float = 0.0, kept_nbytes: float = 0.0, briefly_nbytes: float = 0.0) -> float:
         amounts = parameter_nbytes, kept_nbytes, briefly_nbytes
-        return held_nbytes(*amounts, is_gpu, is_dense=workload.is_dense) - process
+        return held_nbytes(*amounts, is_gpu, dense=dense) - process
 
     values_nbytes = float(REAL_NBYTES * workload.parameters)
     found = {

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import DENSE, PART, PREFETCHED_BATCHES, part_nbytes, replicas_nbytes
+from dljob.perf.resources.memory import PART, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -354,11 +354,10 @@ def rank_nbytes(
     else:
         assert model.pairs is not None, "checked before"
         parts = [tensor_held(workload, model.pairs, ranks, ceil(batch / micro_batches))] * ranks
-    known = DENSE if workload.is_dense else PART
-    factors = known["kept_B"], known["parameter_B"]
+    factors = dense_factors(workload) or PART
     briefly = [each.largest + (each.loss if workload.is_dense and not is_gpu else 0.0) for each in parts]
     needed = [
-        part_nbytes(each.state, each.kept, largest, is_gpu, growth, *factors)
+        part_nbytes(each.state, each.kept, largest, is_gpu, growth, factors)
         for each, largest in zip(parts, briefly, strict=True)
     ]
     if not is_gpu and replicas > 1:

@@ -78,6 +78,8 @@ class Workload:
     """Bytes of a sample in the model's output, the loss and the gradient of the output, if the layers are dense."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None: unknown, or the layers show it."""
+    reuses_blocks: bool = False
+    """True if a tensor fits into the block of a freed one in the heap of ranks on CPUs, as in the trainer image."""
 
     def __hash__(self) -> int:
         """Return a hash of a few fields. Functions with a cache hash a workload often, and it has many layers."""

@@ -10,6 +10,11 @@ from dljob.planner.types import Request
 
 def workload_of(request: Request) -> Workload:
     """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
+    found = _described(request)
+    return replace(found, reuses_blocks=True) if request.reuses_blocks else found
+
+
+def _described(request: Request) -> Workload:
     if request.parameters is not None and request.flops_per_sample is not None:
         return hinted(
             request.parameters,

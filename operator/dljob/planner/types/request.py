@@ -92,6 +92,8 @@ class Request:
     None if it may have some."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None if it is unknown."""
+    reuses_blocks: bool = False
+    """True if ranks allocate tensors so that they fit into the blocks of freed ones, as in the trainer image."""
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
     """Number of samples of a dataset in files; None if it is unknown or the data is built in."""
