@@ -26,6 +26,8 @@ def _described(request: Request) -> Workload:
             request.checkpointed_nbytes_per_sample,
             request.dense_output_nbytes,
             request.pairs,
+            request.largest_parameter_nbytes,
+            request.largest_activation_nbytes,
         )
     if request.structure is not None:
         return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))
