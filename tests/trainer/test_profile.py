@@ -135,6 +135,14 @@ def test_kind_of_layers_is_known(model: Any, given: Input, output_nbytes: int | 
     assert found.dense_output_nbytes == output_nbytes
     hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
     assert hints is not None and hints.dense_output_bytes_per_sample == output_nbytes
+    assert hints.largest_parameter_bytes == (None if output_nbytes is None else 4 * 7 * 5)
+    assert hints.largest_activation_bytes_per_sample == (None if output_nbytes is None else 4 * 7)
+
+
+def test_only_parameters_that_are_trained_count_as_the_largest() -> None:
+    model = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    assert profile(model, [Input((3,), torch.int64)]).largest_parameter_nbytes == 4 * 8 * 4
 
 
 def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:

@@ -36,6 +36,10 @@ class Profile:
     """``activation_nbytes`` with activation checkpointing of the given blocks; None without blocks."""
     dense_output_nbytes: float | None = None
     """Bytes of the output; None if the model has convolutions or recurrent layers, whose kernels need more memory."""
+    largest_parameter_nbytes: int = 0
+    """Bytes of the largest trainable tensor."""
+    largest_activation_nbytes: float = 0.0
+    """Bytes of the largest tensor in ``activation_nbytes``."""
     pairs: PairsProfile | None = None
     """None if the model says nothing about pairs, or has a pair that cannot be split."""
 
@@ -58,7 +62,11 @@ class Profile:
     def _dense(self) -> str:
         if self.dense_output_nbytes is None:
             return ""
-        return f"    denseOutputBytesPerSample: {self.dense_output_nbytes:.0f}  # for a model without convolutions\n"
+        return (
+            f"    denseOutputBytesPerSample: {self.dense_output_nbytes:.0f}  # for a model without convolutions\n"
+            f"    largestActivationBytesPerSample: {self.largest_activation_nbytes:.0f}\n"
+            f"    largestParameterBytes: {self.largest_parameter_nbytes}\n"
+        )
 
     def _pairs(self) -> str:
         if (pairs := self.pairs) is None:
@@ -96,7 +104,8 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
     (``blocks_at``). Raise ValueError if the model fails on such inputs, returns no tensor with a gradient, has no
     trainable parameter or no such blocks, or computes something that depends on tensor values.
     """
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    parameters = sum(p.numel() for p in trained)
     if not parameters:
         raise ValueError("model: found no trainable parameter; expected at least one to train")
     model = model.to("meta").train()
@@ -104,7 +113,7 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
     try:
         with torch.device("meta"):  # for tensors that forward() creates
             low, high = (run_pass(model, inputs, batch, wrapped) for batch in BATCHES)
-            convolving, output, forward, backward, saved, outside, *within = (
+            convolving, output, forward, backward, largest, saved, outside, *within = (
                 (b - a) / (BATCHES[1] - BATCHES[0]) for a, b in zip(low, high, strict=True)
             )
             pairs = pairs_profile(model, inputs, forward + backward, saved)
@@ -129,6 +138,8 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
         sum(i.nbytes for i in inputs),
         outside + max(within) if within else None,
         output if is_dense else None,
+        max(p.nbytes for p in trained),
+        largest,
         pairs,
     )
 

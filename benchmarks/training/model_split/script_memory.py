@@ -108,6 +108,8 @@ def hints_of(net: str) -> dict[str, Any]:
         "flops_per_sample": hints.flops_per_sample,
         "activation_nbytes_per_sample": hints.activation_bytes_per_sample,
         "dense_output_nbytes": hints.dense_output_bytes_per_sample,
+        "largest_activation_nbytes": hints.largest_activation_bytes_per_sample,
+        "largest_parameter_nbytes": hints.largest_parameter_bytes,
         "pairs": stated_pairs(hints.pairs) if hints.pairs else None,
         "sample_nbytes": x.nbytes + y.nbytes,
     }

@@ -141,6 +141,19 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"model": {"hints": {"like": "GPT-2", "denseOutputBytesPerSample": 5}}, "trainer": {"command": ["a"]}},
         "the layers of hints.like are known",
     ),
+    "a larger parameter than all together": (
+        {"model": {"hints": {**HINTS, "largestParameterBytes": 9}}, "trainer": {"command": ["a"]}},
+        "must not exceed 8 bytes for each of hints.parameters",
+    ),
+    "a larger activation than all together": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "largestActivationBytesPerSample": 10}},
+         "trainer": {"command": ["a"]}},
+        "must not exceed activationBytesPerSample",
+    ),
+    "largest parameter like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "largestParameterBytes": 5}}, "trainer": {"command": ["a"]}},
+        "which like does not allow",
+    ),
     "activation checkpointing in parts": (
         {**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Tensor"}}, "Always needs parallelism.str",
     ),

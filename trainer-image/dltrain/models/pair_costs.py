@@ -105,7 +105,7 @@ def pairs_profile(model: nn.Module, inputs: Sequence[Input], FLOPs: float, saved
                 reduced.remove()
             summed.append(reduced.nbytes)
     samples = BATCHES[1] - BATCHES[0]
-    _, _, forward, backward, saved, *_ = ((b - a) / samples for a, b in zip(*found, strict=True))
+    _, _, forward, backward, _, saved, *_ = ((b - a) / samples for a, b in zip(*found, strict=True))
     whole = min(pair.units / -(-pair.units // 2) for pair in pairs)  # The other half may have one unit more.
     return PairsProfile(
         len(pairs),

@@ -84,18 +84,17 @@ class _Saved:
         self._scopes.pop()
 
     def nbytes(self) -> list[float]:
-        """Remove the hooks. Return the bytes of all storages, of those outside of blocks, and then of those in each
-        block.
+        """Remove the hooks. Return the bytes of the largest storage, of all, of those outside of blocks, and then of
+        those in each block.
         """
         for handle in self._handles:
             handle.remove()
         for scope in self._within:
             for key in scope.keys() & self._outside.keys():
                 del scope[key]
-        return [
-            float(sum(storage.nbytes() for storage in each.values()))
-            for each in (self.whole, self._outside, *self._within)
-        ]
+        largest = float(max((storage.nbytes() for storage in self.whole.values()), default=0))
+        scopes = self.whole, self._outside, *self._within
+        return [largest, *(float(sum(storage.nbytes() for storage in each.values())) for each in scopes)]
 
 
 class _Fused(TorchFunctionMode):
@@ -143,8 +142,9 @@ def run_pass(model: nn.Module, inputs: Sequence[Input], batch: int, blocks: Sequ
     """Run one forward and backward pass with ``batch`` samples.
 
     Return a list: FLOPs of convolutions in the forward pass, bytes of outputs with a gradient, FLOPs of the forward
-    pass, FLOPs of the backward pass, bytes that the forward pass saves for the backward pass, those of them outside of
-    ``blocks`` or as their inputs, and what each block saves besides. The FLOPs and bytes are those of the whole batch.
+    pass, FLOPs of the backward pass, bytes of the largest tensor that the forward pass saves for the backward pass, of
+    all that it saves, of those of them outside of ``blocks`` or as their inputs, and what each block saves besides. The
+    FLOPs and bytes are those of the whole batch.
     """
     samples = [torch.empty((batch, *i.shape), dtype=i.dtype, device="meta") for i in inputs]
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}

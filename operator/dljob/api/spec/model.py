@@ -118,6 +118,28 @@ class ModelHints(ApiModel):
             "the layers of hints.like are known: remove hints.denseOutputBytesPerSample",
             lambda h: h.dense_output_bytes_per_sample is None or h.like is None,
         ),
+        Rule(
+            "largestActivationBytesPerSample",
+            "!has(self.largestActivationBytesPerSample) || (has(self.activationBytesPerSample) && "
+            "self.largestActivationBytesPerSample <= self.activationBytesPerSample)",
+            "largestActivationBytesPerSample must not exceed activationBytesPerSample, which like does not allow: set "
+            "both as python -m dltrain.profile prints them, or remove it",
+            lambda h: (
+                h.largest_activation_bytes_per_sample is None
+                or h.largest_activation_bytes_per_sample <= h.activation_bytes_per_sample
+            ),
+        ),
+        Rule(
+            "largestParameterBytes",
+            "!has(self.largestParameterBytes) || "
+            "(has(self.parameters) && self.largestParameterBytes <= 8 * self.parameters)",
+            "largestParameterBytes must not exceed 8 bytes for each of hints.parameters, which like does not allow: "
+            "set both as python -m dltrain.profile prints them, or remove it",
+            lambda h: (
+                h.largest_parameter_bytes is None
+                or (h.parameters is not None and h.largest_parameter_bytes <= 8 * h.parameters)
+            ),
+        ),
     )
 
     like: Annotated[
@@ -154,6 +176,20 @@ class ModelHints(ApiModel):
             "neither convolutions nor recurrent layers: plans for CPUs then need less memory. Unset: plans assume as "
             "much memory as kernels of such layers need.",
         ),
+    ] = None
+    largest_activation_bytes_per_sample: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=10**18,
+            description="Bytes of a sample in the largest tensor that the forward pass saves. With "
+            "denseOutputBytesPerSample and largestParameterBytes, plans for CPUs in the operator's image need less "
+            "memory.",
+        ),
+    ] = None
+    largest_parameter_bytes: Annotated[
+        int | None,
+        Field(ge=1, le=10**16, description="Bytes of the largest trainable tensor, such as an embedding."),
     ] = None
     pairs: Annotated[
         ModelPairs | None,

@@ -121,7 +121,11 @@ def planner_request(
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
         checkpointed_nbytes_per_sample=hints.checkpointed_activation_bytes_per_sample if hints else None,
         dense_output_nbytes=hints.dense_output_bytes_per_sample if hints else None,
+        largest_activation_nbytes=hints.largest_activation_bytes_per_sample if hints else None,
+        largest_parameter_nbytes=hints.largest_parameter_bytes if hints else None,
         pairs=stated_pairs(hints.pairs) if hints and hints.pairs else None,
+        # Another image may contain an earlier release of the trainer, or a build of torch with its own allocator.
+        reuses_blocks=framework is Framework.DLTRAIN and spec.trainer.image is None,
         sample_nbytes=sample_nbytes,
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,

@@ -4,7 +4,7 @@ The memory is a fixed amount, plus an amount for each sample in the batch.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dlcontract import CollectiveName
@@ -65,13 +65,41 @@ replicas. In 8 runs of two replicas of two stages of resnet18, the peaks of the 
 MiB, were 170 to 172 MiB in 6 ranks and 220 to 238 in 10. It is memory of the heap that the others did not need. If the
 ranks reduced the empty gradients once before the first step, this happened to 2 of 8, so that presumably what MPI
 allocates between the passes splits blocks that gradients of 9 MiB had before."""
-DENSE: Mapping[str, float] = {"parameter_B": 1.2, "kept_B": 1.4}
-"""Bytes for a byte of a term, in place of those of ``PART``, for whole and for split models without
-convolutions and recurrent layers. Their kernels copy no tensors to other layouts: tensors count once, and the rest is
-what the heap loses between blocks of different sizes, and the temporaries of an optimizer's update.
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Main memory of a rank's tensors on CPUs."""
+
+    parameter_B: float
+    """Bytes for a byte of parameters, gradients and optimizer state."""
+    kept_B: float
+    """Bytes for a byte of samples and activations that are kept for the backward pass."""
+    largest_B: float
+    """Bytes for a byte of the largest activations that exist only briefly."""
+    update_nbytes: float = 0.0
+    """Bytes of temporaries while a parameter is updated."""
+
+
+COPYING = Factors(PART["parameter_B"], PART["kept_B"], PART["largest_B"])
+"""For a part of a model whose kernels may copy tensors to other layouts."""
+DENSE = Factors(1.2, 1.4, PART["largest_B"])
+"""For whole and for split models without convolutions and recurrent layers.
+
+Their kernels copy no tensors to other layouts: tensors count once, and the rest is what the heap loses between blocks
+of different sizes, and the temporaries of an optimizer's update.
 
 Peaks of 21 cases are 0.69 to 0.94 times the result: decoders of 10, 25 and 50 million parameters and networks of linear
 layers with 25 million, whole and split (``benchmarks/training/model_split/script_memory.py``), and gpt-mini."""
+REUSING = Factors(1.0, 1.0, 1.0)
+"""As ``DENSE``, for ranks in whose heap a later tensor fits into the block of a freed one (``Workload.reuses_blocks``),
+if the largest parameter and the largest activation are known.
+
+Every tensor counts once, so that no value is fitted. Of 62 peaks of decoders and networks of linear layers with 9 to 50
+million parameters, whole and split, and 8 of gpt-mini, all are 0.68 to 0.97 times the result (``docs/design/0016``)."""
+UPDATE_COPIES = 2.0
+"""Tensors of the size of a parameter that exist only while Adam updates it: the square root of the second moment, and
+the quotient. Before, in the backward pass, its gradient exists twice until it is added to the gradient buffer."""
 PREFETCHED_BATCHES = 2
 """Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
@@ -122,6 +150,15 @@ def on_gpu_nbytes(tensors_nbytes: float) -> float:
     return GPU_CONTEXT_NBYTES + GPU_WORKSPACE_NBYTES + MARGIN * tensors_nbytes
 
 
+def dense_factors(workload: Workload) -> Factors | None:
+    """Return the factors of a workload's tensors on CPUs; None if it may have convolutions or recurrent layers."""
+    if not workload.is_dense:
+        return None
+    if not workload.counts_once:
+        return DENSE
+    return replace(REUSING, update_nbytes=UPDATE_COPIES * (workload.largest_parameter_nbytes or 0))
+
+
 def held_nbytes(
     parameter_nbytes: float,
     kept_nbytes: float,
@@ -129,7 +166,7 @@ def held_nbytes(
     is_gpu: bool,
     growth: TermFactors = (),
     has_convolutions: bool = True,
-    is_dense: bool = False,
+    dense: Factors | None = None,
 ) -> float:
     """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
@@ -138,14 +175,12 @@ def held_nbytes(
     multiplied by a coefficient fitted to measurements (``structure.GROWTH``), because kernels also copy tensors to
     other layouts. ``growth``: measured factors of these coefficients on the device (``Device.growth_factors``).
     ``has_convolutions``: True if the model has convolutions, whose scratch memory only measured factors count apart.
-    ``is_dense``: True if it is known to have neither convolutions nor recurrent layers (``DENSE``).
+    ``dense``: factors of a model that is known to have neither convolutions nor recurrent layers (``dense_factors``).
     """
     if is_gpu:
         return on_gpu_nbytes(parameter_nbytes + kept_nbytes + largest_nbytes)
-    if is_dense:
-        return part_nbytes(
-            parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu, growth, DENSE["kept_B"], DENSE["parameter_B"]
-        )
+    if dense is not None:
+        return part_nbytes(parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu, growth, dense)
     terms = {
         "process": 1.0,
         "convolution": float(has_convolutions),
@@ -162,24 +197,22 @@ def part_nbytes(
     largest_nbytes: float,
     is_gpu: bool,
     growth: TermFactors = (),
-    kept_factor: float = PART["kept_B"],
-    parameter_factor: float = PART["parameter_B"],
+    factors: Factors = COPYING,
 ) -> float:
     """Return the memory in bytes of a rank with a part of a model, including its process or CUDA context.
 
-    ``kept_factor``, ``parameter_factor``: bytes for a byte of these terms (``PART`` or ``DENSE``). The other arguments
-    are those of ``held_nbytes``. Of ``growth``, only factors above 1 count, because they were measured with whole
-    networks.
+    The other arguments are those of ``held_nbytes``. Of ``growth``, only factors above 1 count, because they were
+    measured with whole networks.
     """
     if is_gpu:
         return on_gpu_nbytes(state_nbytes + kept_nbytes + largest_nbytes)
     amounts = {
-        "parameter_B": parameter_factor * state_nbytes,
-        "kept_B": kept_factor * kept_nbytes,
-        "largest_B": PART["largest_B"] * largest_nbytes,
+        "parameter_B": factors.parameter_B * state_nbytes,
+        "kept_B": factors.kept_B * kept_nbytes,
+        "largest_B": factors.largest_B * largest_nbytes,
     }
-    factors = {term: max(1.0, factor) for term, factor in growth}
-    held = PART["process"] + sum(factors.get(term, 1.0) * n for term, n in amounts.items())
+    measured = {term: max(1.0, factor) for term, factor in growth}
+    held = PART["process"] + factors.update_nbytes + sum(measured.get(term, 1.0) * n for term, n in amounts.items())
     return PROCESS_NBYTES + PART_MARGIN * held
 
 
@@ -202,8 +235,8 @@ def early_part(ranks: int, collective: CollectiveName) -> float:
 def replicas_nbytes(gradient_nbytes: float, replicas: int, collective: CollectiveName, *, is_dense: bool) -> float:
     """Return the main memory in bytes that a rank needs to sum the gradients of its part over replicas of the model.
 
-    ``gradient_nbytes``: bytes of these gradients. ``collective``: the algorithm of the sum. ``is_dense``: as for
-    ``held_nbytes``.
+    ``gradient_nbytes``: bytes of these gradients. ``collective``: the algorithm of the sum. ``is_dense``: True
+    if the model is known to have neither convolutions nor recurrent layers.
     """
     if replicas == 1:
         return 0.0
@@ -217,16 +250,18 @@ def largest_nbytes(workload: Workload, is_gpu: bool) -> float:
 
     On CPUs, the loss of a model of which ``DENSE`` counts tensors once is added.
     """
-    return workload.transient_nbytes + (workload.loss_nbytes if workload.is_dense and not is_gpu else 0.0)
+    if is_gpu:
+        return workload.transient_nbytes
+    return workload.briefly_nbytes + (workload.loss_nbytes if workload.is_dense else 0.0)
 
 
 @lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
-    largest, dense = largest_nbytes(workload, is_gpu), workload.is_dense
+    largest, dense = largest_nbytes(workload, is_gpu), dense_factors(workload)
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions, dense)
-    empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, is_dense=dense) for n in (0, 1))
+    empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, dense=dense) for n in (0, 1))
     return fixed, one - empty
 
 
@@ -244,11 +279,13 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
 
     Each part includes its share of the margins. Parts that need nothing are left out.
     """
-    process = held_nbytes(0.0, 0.0, 0.0, is_gpu, is_dense=workload.is_dense)
+    dense = dense_factors(workload)
+    updating = held_nbytes(0.0, 0.0, 0.0, is_gpu, dense=dense)
+    process = held_nbytes(0.0, 0.0, 0.0, is_gpu, dense=dense and replace(dense, update_nbytes=0.0))
 
     def part(parameter_nbytes: float = 0.0, kept_nbytes: float = 0.0, briefly_nbytes: float = 0.0) -> float:
         amounts = parameter_nbytes, kept_nbytes, briefly_nbytes
-        return held_nbytes(*amounts, is_gpu, is_dense=workload.is_dense) - process
+        return held_nbytes(*amounts, is_gpu, dense=dense) - updating
 
     values_nbytes = float(REAL_NBYTES * workload.parameters)
     found = {
@@ -256,6 +293,7 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
         "gradients": part(values_nbytes),
         "optimizer state": part(workload.optimizer_slots * values_nbytes),
         "16-bit copies of parameters": part(workload.parameter_copies_nbytes),
+        "update of the largest parameter": updating - process,
         "activations": part(0.0, batch * workload.activation_nbytes, batch * largest_nbytes(workload, is_gpu)),
         "prefetched samples": part(0.0, batch * PREFETCHED_BATCHES * workload.sample_nbytes),
         "CUDA" if is_gpu else "process": process,

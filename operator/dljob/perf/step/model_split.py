@@ -19,7 +19,7 @@ from typing import Literal
 
 from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import DENSE, PART, PREFETCHED_BATCHES, part_nbytes, replicas_nbytes
+from dljob.perf.resources.memory import COPYING, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -291,7 +291,9 @@ def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: i
         received = REAL_NBYTES * stage.input_elements
         each = stage.outputs * workload.activation_nbytes + received
         kept = min(micro_batches, len(stages.stages) - i) * samples * each
-        largest = samples * min(workload.transient_nbytes, 2.0 * REAL_NBYTES * stage.largest_elements)
+        largest = samples * workload.briefly_nbytes
+        if workload.briefly_nbytes == workload.transient_nbytes:  # The layers of the stage are known, or all are equal.
+            largest = min(largest, samples * 2.0 * REAL_NBYTES * stage.largest_elements)
         loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
         loss = samples * workload.loss_nbytes if i == len(stages.stages) - 1 else 0.0
         found.append(_held(workload, stage.parameters, kept + loaded, largest, loss))
@@ -308,7 +310,7 @@ def tensor_held(workload: Workload, pairs: Pairs, ranks: int, batch: int) -> Hel
     kept = batch * kept_part(pairs.outputs, pairs.units, ranks) * workload.activation_nbytes
     buffers = REAL_NBYTES * batch * sum(set(pairs.summed_elements))
     loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    briefly = batch * workload.transient_nbytes, batch * workload.loss_nbytes
+    briefly = batch * workload.briefly_nbytes, batch * workload.loss_nbytes
     return _held(workload, share * workload.parameters, kept + buffers + loaded, *briefly)
 
 
@@ -354,11 +356,10 @@ def rank_nbytes(
     else:
         assert model.pairs is not None, "checked before"
         parts = [tensor_held(workload, model.pairs, ranks, ceil(batch / micro_batches))] * ranks
-    known = DENSE if workload.is_dense else PART
-    factors = known["kept_B"], known["parameter_B"]
+    factors = dense_factors(workload) or COPYING
     briefly = [each.largest + (each.loss if workload.is_dense and not is_gpu else 0.0) for each in parts]
     needed = [
-        part_nbytes(each.state, each.kept, largest, is_gpu, growth, *factors)
+        part_nbytes(each.state, each.kept, largest, is_gpu, growth, factors)
         for each, largest in zip(parts, briefly, strict=True)
     ]
     if not is_gpu and replicas > 1:

@@ -72,12 +72,18 @@ class Workload:
     store. With strategy Sharded, each rank needs as much."""
     recomputes: bool = False
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
+    stated_largest_nbytes: int | None = None
+    """``largest_parameter_nbytes`` of a model that only figures describe; None if it is unknown."""
+    stated_activation_nbytes: float | None = None
+    """Bytes of a sample in the largest activation of a model that only figures describe; None if it is unknown."""
     stated_dense: bool = False
     """True if a model that only figures describe has neither convolutions nor recurrent layers."""
     loss_nbytes: float = 0.0
     """Bytes of a sample in the model's output, the loss and the gradient of the output, if the layers are dense."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None: unknown, or the layers show it."""
+    reuses_blocks: bool = False
+    """True if a tensor fits into the block of a freed one in the heap of ranks on CPUs, as in the trainer image."""
 
     def __hash__(self) -> int:
         """Return a hash of a few fields. Functions with a cache hash a workload often, and it has many layers."""
@@ -90,6 +96,29 @@ class Workload:
     @cached_property
     def tensors(self) -> int:
         return sum(layer.tensors for layer in self.layers)
+
+    @cached_property
+    def largest_parameter_nbytes(self) -> int | None:
+        """Return the bytes of the largest trainable tensor, such as an embedding; None if it is unknown."""
+        if self.name in (HINTED, OBSERVED):
+            return self.stated_largest_nbytes
+        return REAL_NBYTES * max(layer.parameters for layer in self.layers)
+
+    @property
+    def counts_once(self) -> bool:
+        """Return True if ranks on CPUs need hardly more memory than their tensors, of which also the largest are known.
+
+        Heaps that do not reuse blocks, and kernels that copy tensors, need a margin that covers the largest ones.
+        """
+        activation_known = self.name not in (HINTED, OBSERVED) or self.stated_activation_nbytes is not None
+        return self.reuses_blocks and self.is_dense and activation_known and self.largest_parameter_nbytes is not None
+
+    @property
+    def briefly_nbytes(self) -> float:
+        """Return the bytes per sample of the largest activation and its gradient."""
+        if not self.counts_once or self.stated_activation_nbytes is None:
+            return self.transient_nbytes
+        return 2.0 * self.stated_activation_nbytes
 
     @cached_property
     def has_convolutions(self) -> bool:
@@ -236,6 +265,8 @@ def hinted(
     checkpointed_nbytes_per_sample: float | None = None,
     dense_output_nbytes: float | None = None,
     pairs: StatedPairs | None = None,
+    largest_parameter_nbytes: int | None = None,
+    largest_activation_nbytes: int | None = None,
 ) -> Workload:
     """Return the workload of a model that only figures in ``spec.model.hints`` describe.
 
@@ -243,8 +274,9 @@ def hinted(
     divided evenly among equal layers. Raise ValueError if a figure is out of range. ``checkpointed_nbytes_per_sample``:
     activation bytes per sample with activation checkpointing; None if they are unknown. If they are known, all layers
     count as parts of blocks, because the figures do not say which ones are. ``dense_output_nbytes``: bytes
-    of a sample in the output of a model without convolutions and recurrent layers; None: it may have some. ``pairs``:
-    as in ``Workload``.
+    of a sample in the output of a model without convolutions and recurrent layers; None: it may have some. ``pairs``
+    and ``largest_parameter_nbytes``: as in ``Workload``; pipeline stages do not divide a pair.
+    ``largest_activation_nbytes``: bytes of a sample in the largest activation; None if it is unknown.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -254,6 +286,8 @@ def hinted(
         )
     flops_per_sample = max(flops_per_sample, LEAST_FLOPs)
     n = min(HINTED_LAYERS, parameters)
+    if pairs is not None and pairs.count < n:
+        n = pairs.count * round(n / pairs.count)  # so that all pairs are equal
     elements = activation_nbytes_per_sample / REAL_NBYTES / n
     layers = tuple(
         Layer(
@@ -266,6 +300,8 @@ def hinted(
             moved_elements=5 * elements,
             moved_16_nbytes=5 * elements * REAL_NBYTES * HINTED_RATIO,
             output_elements=elements,
+            # A stage has whole pairs, so that nine pairs in two stages are five and four.
+            follows=pairs is not None and i > 0 and i * pairs.count // n == (i - 1) * pairs.count // n,
             recomputable=checkpointed_nbytes_per_sample is not None,
             forward_elements=2 * elements,
             forward_16_nbytes=2 * elements * REAL_NBYTES * HINTED_RATIO,
@@ -283,6 +319,8 @@ def hinted(
         checkpointed_nbytes=checkpointed_nbytes_per_sample,
         # Inputs of residual blocks are sums, which are in float32 besides norms, so no bytes may be saved.
         checkpointed_16_nbytes=checkpointed_nbytes_per_sample,
+        stated_largest_nbytes=largest_parameter_nbytes,
+        stated_activation_nbytes=largest_activation_nbytes,
         stated_dense=dense_output_nbytes is not None,
         loss_nbytes=OUTPUT_COPIES * (dense_output_nbytes or 0.0),
         pairs=pairs,

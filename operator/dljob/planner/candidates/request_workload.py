@@ -10,6 +10,11 @@ from dljob.planner.types import Request
 
 def workload_of(request: Request) -> Workload:
     """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
+    found = _described(request)
+    return replace(found, reuses_blocks=True) if request.reuses_blocks else found
+
+
+def _described(request: Request) -> Workload:
     if request.parameters is not None and request.flops_per_sample is not None:
         return hinted(
             request.parameters,
@@ -21,6 +26,8 @@ def workload_of(request: Request) -> Workload:
             request.checkpointed_nbytes_per_sample,
             request.dense_output_nbytes,
             request.pairs,
+            request.largest_parameter_nbytes,
+            request.largest_activation_nbytes,
         )
     if request.structure is not None:
         return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))

@@ -90,8 +90,15 @@ class Request:
     dense_output_nbytes: int | None = None
     """Bytes of a sample in the output of a model that only figures describe, without convolutions and recurrent layers;
     None if it may have some."""
+    largest_activation_nbytes: int | None = None
+    """Bytes of a sample in the largest tensor that the forward pass saves, of a model that only figures describe; None
+    if it is unknown."""
+    largest_parameter_nbytes: int | None = None
+    """Bytes of the largest trainable tensor of a model that only figures describe; None if it is unknown."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None if it is unknown."""
+    reuses_blocks: bool = False
+    """True if ranks allocate tensors so that they fit into the blocks of freed ones, as in the trainer image."""
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
     """Number of samples of a dataset in files; None if it is unknown or the data is built in."""
