@@ -146,6 +146,18 @@ def test_layered_server_equals_one_process(momentum: float, tmp_path: Path) -> N
 
 
 @pytest.mark.long
+def test_run_with_micro_batches_resumes_exactly(tmp_path: Path) -> None:
+    """Ranks with uneven shares divide each of them into three micro-batches, before and after the restart."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    fields: dict[str, Any] = {"shares": [70, 50], "micro_batches": 3, "steps": 400}
+    for folder in (whole, halves):
+        folder.mkdir()
+    train(make_plan(2, **fields, checkpoint=saving(whole)), whole)
+    stop_and_resume(make_plan(2, **fields, checkpoint=saving(halves)), halves, evaluations=2, steps=400)
+    assert hashes(whole, 400) == hashes(halves, 400)
+
+
+@pytest.mark.long
 def test_layered_server_resumes_exactly(tmp_path: Path) -> None:
     """The server's optimizer state is in the checkpoint, which rank 0 writes."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
