@@ -116,7 +116,7 @@ def predicted_nbytes(case: Case) -> tuple[float, float]:
         split |= {"stages": case.parts, "micro_batches": case.micro_batches}
     request = Request(
         job="j", global_batch=case.batch, total_steps=10, model=case.model, checkpoints=case.checkpoints,
-        optimizer=case.optimizer, nodes_min=case.ranks, nodes_max=case.ranks, **split,
+        optimizer=case.optimizer, nodes_min=case.ranks, nodes_max=case.ranks, reuses_blocks=True, **split,
     )  # fmt: skip
     found = []
     for device in ({}, {"device": "NVIDIA-A100-SXM4-40GB", "devices": 1}):

@@ -127,7 +127,7 @@ def predicted_nbytes(case: Case, hints: dict[str, Any], measured_nbytes: int | N
         split |= {"stages": case.ranks // case.replicas, "micro_batches": case.micro_batches}
     request = Request(
         job="j", global_batch=BATCH, total_steps=10, checkpoints=False, optimizer="AdamW", nodes_min=case.ranks,
-        nodes_max=case.ranks, profile="program", **split, **hints,
+        nodes_max=case.ranks, profile="program", reuses_blocks=True, **split, **hints,
     )  # fmt: skip
     learned = {}
     if measured_nbytes is not None:

@@ -1,4 +1,4 @@
-"""Run a rank of the built-in trainer, and print its main memory at several times, and its processor time.
+"""Run a rank of the built-in trainer. Print its main memory at several times, its processor time, and reduced bytes.
 
 The rank evaluates its first held-out samples only: two whole batches and a smaller one.
 """
@@ -28,10 +28,17 @@ def main() -> None:
     from dltrain.builtin import rank
     from dltrain.builtin.evaluation import largest_batch
     from dltrain.data.datasets import Dataset
+    from dltrain.parallel.bucket_reductions import BucketReductions
     from dltrain.train import session
     from dltrain.train.trainer import Trainer
 
-    created, began_s = list[int](), list[float]()
+    created, began_s, reduced = list[int](), list[float](), [0]
+    start = BucketReductions._start
+
+    def counted(reductions: BucketReductions, index: int) -> None:
+        reduced[0] += reductions._collective.buffers[index].nbytes
+        start(reductions, index)
+
     mine: Callable[[Trainer, Dataset], NDArray[np.int64]] = rank._mine
 
     def first(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
@@ -51,10 +58,11 @@ def main() -> None:
         trainer.wrap = wrapped  # type: ignore[method-assign]
         rank.train(trainer)
         row |= {"created": created[0], "peak": peak_nbytes(), "shared": resident_nbytes("RssShmem")}
-        row["cpu_us"] = round(1e6 * (time.process_time() - began_s[0]))
+        row |= {"cpu_us": round(1e6 * (time.process_time() - began_s[0])), "reduced_nbytes": reduced[0]}
         sys.stderr.write(f"memory {json.dumps(row)}\n")
 
     rank._mine = first
+    BucketReductions._start = counted  # type: ignore[method-assign]
     session.leave(session.run(measured))
 
 
