@@ -35,9 +35,9 @@ def main() -> None:
     created, began_s, reduced = list[int](), list[float](), [0]
     start = BucketReductions._start
 
-    def counted(reductions: BucketReductions, index: int) -> None:
-        reduced[0] += reductions._collective.buffers[index].nbytes
-        start(reductions, index)
+    def counted(reductions: BucketReductions, bucket: int) -> None:
+        reduced[0] += reductions._collective.buffers[bucket].nbytes
+        start(reductions, bucket)
 
     mine: Callable[[Trainer, Dataset], NDArray[np.int64]] = rank._mine
 
@@ -62,7 +62,7 @@ def main() -> None:
         sys.stderr.write(f"memory {json.dumps(row)}\n")
 
     rank._mine = first
-    BucketReductions._start = counted  # type: ignore[method-assign]
+    BucketReductions._start = counted  # type: ignore[method-assign,assignment]
     session.leave(session.run(measured))
 
 
