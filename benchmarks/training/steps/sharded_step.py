@@ -1,6 +1,6 @@
 """Compare a training step of strategy Sharded with PyTorch's ``fully_shard`` and DDP over gloo on 2 ranks.
 
-    python -m benchmarks.training.sharded_step [--rounds 15] [--model gpt-mini]
+    python -m benchmarks.training.steps.sharded_step [--rounds 15] [--model gpt-mini]
 
     memory   both ranks on this machine
     shaped   one rank per machine (network namespace), links of --rate MB/s each way; needs root

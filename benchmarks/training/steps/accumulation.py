@@ -1,6 +1,6 @@
 """Compare time, memory and all-reduces of gradient accumulation with the plan, on two ranks of this machine.
 
-    hack/env python -m benchmarks.training.accumulation [--rounds 3] [--model gpt-mini] [--batch 64]
+    hack/env python -m benchmarks.training.steps.accumulation [--rounds 3] [--model gpt-mini] [--batch 64]
 
 The built-in trainer runs with strategy Data and AdamW. Each rank divides its part of the batch into k micro-batches,
 where k is 1, 2, 4 and 8. For each k, the table has:

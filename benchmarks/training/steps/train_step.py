@@ -1,6 +1,6 @@
 """Compare a training step of dljob with PyTorch's DDP over gloo on 2 ranks.
 
-    python -m benchmarks.training.train_step
+    python -m benchmarks.training.steps.train_step
 
     memory   both ranks on this machine
     shaped   one rank per machine (network namespace), links of --rate MB/s each way; needs root
