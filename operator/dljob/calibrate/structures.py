@@ -128,10 +128,8 @@ def refitted(
     ]
     if len(rows) < MIN_STRUCTURES:
         return None
-    before = {
-        name: getattr(factors, part) if structure.HOST_S.get(name) or structure.TIME_S.get(name) else 0.0
-        for name, part in PART_OF_TERM.items()
-    }
+    speed = {name: float(getattr(factors, part)) for name, part in PART_OF_TERM.items()}
+    before = _before({**structure.HOST_S, **structure.TIME_S}, structure.UNIT_S, speed)
     times = [time_terms(workload, batch) for _, workload, batch, *_ in rows]
     growths = [
         _scaled(structure.growth_terms(workload, batch), structure.GROWTH_UNIT) for _, workload, batch, *_ in rows
@@ -150,7 +148,8 @@ def refitted(
         if includes_ranks(without, with_ranks):
             time, fits_ranks = both, True
     time_errors = _errors(time, seconds)
-    growth = _scored(growths, grown, {"convolution": 0.0}, GROWTH_PRIOR, NOISE["memory"], GROWTH_MARGIN)
+    held = _before(structure.GROWTH, structure.GROWTH_UNIT)
+    growth = _scored(growths, grown, held, GROWTH_PRIOR, NOISE["memory"], GROWTH_MARGIN)
     on = [OnRanks(1, len(rows), time_errors.refit, _median_watts(found.watts))]
     for part in found.several:
         # The rest of a step is communication, which is the same in the prediction.
@@ -240,10 +239,33 @@ class _Scored:
     by_probe: Floats
 
 
+@dataclass(frozen=True)
+class _Before:
+    """Factors of units by term, without a fit: by data sheets, by the reference networks, and the most likely ones."""
+
+    sheet: Mapping[str, float]
+    probe: Mapping[str, float]
+    likely: Mapping[str, float]
+
+
+def _before(
+    constants: Mapping[str, float], units: Mapping[str, float], speed: Mapping[str, float] | None = None
+) -> _Before:
+    """Return the factors of ``units`` without a fit.
+
+    ``constants``: those of this release, 0 for terms that it does not count. ``speed``: factors of the constants by the
+    reference networks; None: 1.
+    """
+    speed = speed or dict.fromkeys(units, 1.0)
+    sheet = {name: constants[name] / units[name] for name in units}
+    probe = {name: speed[name] * sheet[name] for name in units}
+    return _Before(sheet, probe, {name: speed[name] if constants[name] else UNKNOWN for name in units})
+
+
 def _scored(
     terms: list[dict[str, float]],
     amounts: Floats,
-    before: Mapping[str, float],
+    before: "_Before",
     spread: float,
     noise: float,
     margin: float | None = None,
@@ -252,23 +274,24 @@ def _scored(
 ) -> _Scored:
     """Return the factors of the terms that fit all rows, and the amounts of rows by fits to other networks.
 
-    ``terms``: predicted part of each term, by row. ``amounts``: measured sums. ``before``: factors without this fit, 1
-    for terms without one. ``spread``: standard deviation of the logarithms of factors. ``noise``: that of measurements.
+    ``terms``: predicted part of each term, by row. ``amounts``: measured sums. ``spread``:
+    standard deviation of the logarithms of factors. ``noise``: that of measurements.
     ``margin``: factor on predictions that must cover ``COVERED`` of the unseen networks. If it does not, all factors
     are increased. ``networks``: number of the network of each row; None: each row is another network. ``fitted``:
     number of the first rows that count in the fit; None: all.
     """
     names = list(terms[0])
     parts = np.array([[row[name] for name in names] for row in terms])
-    former = np.array([before.get(name, 1.0) for name in names])
-    expected = np.where(former > 0, former, UNKNOWN)
+    sheet, probe, likely = (
+        np.array([found[name] for name in names]) for found in (before.sheet, before.probe, before.likely)
+    )
 
     def fit(rows: Floats, measured: Floats) -> Floats:
         def predicted(logs: Floats) -> Floats:
-            return np.asarray(np.log(rows @ (expected * np.exp(logs))))
+            return np.asarray(np.log(rows @ (likely * np.exp(logs))))
 
         logs = map_estimate(predicted, np.log(measured), np.full(len(names), spread), noise)
-        return np.asarray(expected * np.exp(logs))
+        return np.asarray(likely * np.exp(logs))
 
     fold = (np.arange(len(amounts)) if networks is None else networks) % FOLDS
     counts = np.arange(len(amounts)) < (len(amounts) if fitted is None else fitted)
@@ -278,7 +301,7 @@ def _scored(
         unseen[fold == each] = parts[fold == each] @ fit(parts[others], amounts[others])
     increase = 1.0 if margin is None else max(1.0, float(np.quantile(amounts / unseen, COVERED)) / margin)
     factors = (increase * fit(parts[counts], amounts[counts])).tolist()
-    return _Scored(tuple(zip(names, factors, strict=True)), increase * unseen, parts @ (former > 0), parts @ former)
+    return _Scored(tuple(zip(names, factors, strict=True)), increase * unseen, parts @ sheet, parts @ probe)
 
 
 def _median(forecast: Floats, amounts: Floats) -> float:

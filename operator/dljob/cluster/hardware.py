@@ -21,7 +21,7 @@ IMPOSSIBLE = 3.0
 MAX_GROWTH_FACTOR = 4.0
 """Largest believable ratio between the measured and the predicted memory of a term, in both directions. Memory depends
 on PyTorch and its kernels, and hardly on the processor, but terms can compensate for each other."""
-MAY_BE_ZERO = ("padding_FLOP", "narrow_FLOP", "convolution")
+MAY_BE_ZERO = ("padding_FLOP", "narrow_FLOP", "function_FLOP", "convolution_weight_B", "convolution")
 """Terms whose factors have no lower bound, because some kernels do not need this work or this memory."""
 DISK_LIMITS_Bps = (1e6, 3e10)
 LINK_LIMITS_Bps = (1e5, 1e12)

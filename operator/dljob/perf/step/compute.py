@@ -100,7 +100,8 @@ def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> flo
     if device.kind == "cpu":  # ``structure`` also counts the accesses to weights by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         passes = sum(layer.weight_accesses * layer.parameters for layer in workload.layers) / workload.parameters
-        weights = sum(_measured_s(structure.time_terms(workload, 0), structure.TIME_S, device).values())
+        terms = _measured_s(structure.time_terms(workload, 0), structure.TIME_S, device)
+        weights = sum(seconds for name, seconds in terms.items() if name != "convolution_weight_B")
         return weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
     return _sheet_update_s(workload, device)
 
@@ -158,12 +159,15 @@ PART_OF_TERM = {
     "convolution_FLOP": "convolution",
     "padding_FLOP": "convolution",
     "narrow_FLOP": "convolution",
+    "function_FLOP": "product",
     "product_FLOP": "product",
     "convolution_B": "activation",
-    "pool_B": "activation",
+    "pooling_B": "activation",
     "other_B": "activation",
+    "simple_B": "activation",
     "weight_B": "weight",
     "large_weight_B": "weight",
+    "convolution_weight_B": "weight",
 }
 """Term of ``structure.host_terms`` or ``time_terms`` → the field of ``TimeFactors`` that measures it."""
 

@@ -43,6 +43,9 @@ class Layer:
     """Additional operations of a convolution whose kernels pad channels to ``LANES``, as a part of its operations."""
     narrow_part: float = 0.0
     """Additional time of a convolution with short output rows (``NARROW``) on CPUs, as a part of its operations."""
+    function_elements: float = 0.0
+    """Elements of which both passes compute an elementary function, per sample: exponentials of attention scores, GELU
+    and tanh. They take longer than memory traffic or usual operations."""
     weight_accesses: int = 3
     """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
 
@@ -55,6 +58,7 @@ class Layer:
             backward_FLOPs=self.backward_FLOPs + self.forward_FLOPs,
             moved_elements=self.moved_elements + self.forward_elements,
             moved_16_nbytes=self.moved_16_nbytes + self.forward_16_nbytes,
+            function_elements=1.5 * self.function_elements,
             weight_accesses=self.weight_accesses + 1,
         )
 
@@ -279,10 +283,16 @@ class Net:
         return self._emit("activation", self.shape, float(prod(self.shape)), keep="output")
 
     def tanh(self) -> Self:
-        return self._emit("activation", self.shape, 10.0 * prod(self.shape), keep="output")
+        return self._function("output")
 
     def gelu(self) -> Self:
-        return self._emit("activation", self.shape, 10.0 * prod(self.shape))
+        return self._function("input")
+
+    def _function(self, keep: Literal["input", "output"]) -> Self:
+        """Add an activation that computes an elementary function."""
+        self._emit("activation", self.shape, 10.0 * prod(self.shape), keep=keep)
+        self.layers[-1] = replace(self.layers[-1], function_elements=float(prod(self.shape)))
+        return self
 
     def dropout(self) -> Self:
         """Add a dropout layer. It keeps a mask with one byte per element, as PyTorch does on GPUs."""
@@ -360,7 +370,7 @@ class Net:
         out = (tokens, triple // 3)
         kept = self._tensor
         self._emit("attention", out, flops, has_weights=True)  # each product has gradients for two factors
-        self.layers[-1] = replace(self.layers[-1], heads=heads)
+        self.layers[-1] = replace(self.layers[-1], heads=heads, function_elements=float(heads * tokens * tokens))
         if not fused:
             for each in (self._kept, self._scope):
                 each.elements[kept] += heads * tokens * tokens

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 CORE_FLOPs = 96e9
@@ -22,18 +23,30 @@ TIME_S: Mapping[str, float] = {
     "convolution_FLOP": 7.16e-12,
     "padding_FLOP": 0.0,
     "narrow_FLOP": 7.16e-12,
+    "function_FLOP": 0.0,
     "product_FLOP": 9.46e-12,
     "convolution_B": 2.06e-10,
-    "pool_B": 9.36e-10,
+    "pooling_B": 9.36e-10,
     "other_B": 8.6e-11,
+    "simple_B": 8.6e-11,
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
+    "convolution_weight_B": 0.0,
 }
 """Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it.
 
-The fit behind these constants did not have operations of padded channels, so they take no time here. It had none of
-short rows either, which take the time of usual operations."""
-UNIT_S: Mapping[str, float] = {**HOST_S, **TIME_S, "padding_FLOP": TIME_S["convolution_FLOP"]}
+The fit behind these constants did not have operations of padded channels, elementary functions, or conversions of the
+weights of convolutions, so these take no time here. It had none of short rows either, which take the time of usual
+operations."""
+UNIT_S: Mapping[str, float] = {
+    **HOST_S,
+    **TIME_S,
+    "padding_FLOP": TIME_S["convolution_FLOP"],
+    "pooling_B": 4.7e-10,
+    "simple_B": 2.2e-11,
+    "function_FLOP": 4e-9,
+    "convolution_weight_B": 1e-10,
+}
 """Term → seconds that its measured factor multiplies (``Device.term_factors``)."""
 CACHED_NBYTES = 4 * 2**20
 """Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
@@ -74,8 +87,10 @@ def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
     """Return the work of a step with ``batch`` samples, in the units of ``TIME_S``: operations and bytes moved.
 
     Convolutions and pools have separate terms, because they convert tensor layouts. Kernels of convolutions pad
-    channels to full vector registers, and are slow with short rows. The forward and the backward pass read the weights,
-    and the backward pass writes their gradients. The update reads and writes parameters, gradients and optimizer state.
+    channels to full vector registers, and are slow with short rows. However small the batch, they convert the weights
+    to another layout in each access of both passes. Exponentials and similar functions take longer than other
+    operations, and sums and ReLUs less. The forward and the backward pass read the weights, and the backward pass
+    writes their gradients. The update reads and writes parameters, gradients and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
     for layer in workload.layers:
@@ -84,11 +99,21 @@ def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
         found["convolution_FLOP" if layer.is_conv else "product_FLOP"] += flops
         found["padding_FLOP"] += layer.padding_part * flops
         found["narrow_FLOP"] += layer.narrow_part * flops
-        mover = "convolution_B" if layer.is_conv else "pool_B" if layer.kind == "pool" else "other_B"
-        found[mover] += batch * REAL_NBYTES * layer.moved_elements
+        found["function_FLOP"] += batch * layer.function_elements
+        found[_mover(layer)] += batch * REAL_NBYTES * layer.moved_elements
         found["weight_B"] += passes * layer.parameters
+        if layer.is_conv:
+            found["convolution_weight_B"] += REAL_NBYTES * layer.weight_accesses * layer.parameters
         found["large_weight_B"] += passes * max(0.0, layer.parameters - CACHED_NBYTES / REAL_NBYTES)
     return MappingProxyType(found)
+
+
+def _mover(layer: Layer) -> str:
+    if layer.is_conv:
+        return "convolution_B"
+    if layer.kind == "pool":
+        return "pooling_B"
+    return "simple_B" if layer.kind in ("activation", "add") and not layer.function_elements else "other_B"
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dljob.cluster import catalogue
 from dljob.perf.resources import memory
-from dljob.perf.step.compute import LOOP_S, catalogue_curve
+from dljob.perf.step.compute import LOOP_S, catalogue_curve, update_s
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.perf.workload import structure
 from dljob.perf.workload.layers import NARROW
@@ -41,7 +41,7 @@ def test_terms_match_manual_calculation() -> None:
     assert terms["weight_B"] == 9 * 4 * 58_314
     assert terms["large_weight_B"] == 0.0
     pools = 3 * 64 * (8 * 8 + 4 * 4) + 2 * 64 * (4 * 4 + 2 * 2)
-    assert terms["pool_B"] == 4 * pools
+    assert terms["pooling_B"] == 4 * pools
     grown = structure.growth_terms(w, 10)
     assert (grown["process"], grown["parameter_B"]) == (1.0, 3 * 4 * 58_314)
 
@@ -59,6 +59,24 @@ def test_short_rows_of_convolutions_cost_more() -> None:
     assert narrow == pytest.approx(stage * ((NARROW - 1) + (NARROW / 2 - 1)), rel=0.02)
     assert 0.5 * usual < narrow < usual
     assert costs("digits-32")[0] == 0.0
+
+
+@pytest.mark.parametrize(("model", "functions", "filters"), [
+    ("mlp", 0, 0),
+    ("digits-cnn", 0, 9 * (32 + 32 * 64 + 64 * 64) + 32 + 64 + 64),
+    ("gpt-mini", 4 * (128 * 512 + 4 * 128 * 128), 0),  # GELU and scores of each block
+])  # fmt: skip
+def test_elementary_functions_and_weights_of_convolutions_are_counted(model: str, functions: int, filters: int) -> None:
+    terms = structure.time_terms(builtin(model, None), 3)
+    assert terms["function_FLOP"] == 3 * functions
+    assert terms["convolution_weight_B"] == 3 * 4 * filters
+
+
+def test_the_update_converts_no_weights_of_convolutions() -> None:
+    workload, core = builtin("resnet18", None), catalogue.cpu("cpu", 1.0)
+    costly = replace(core, term_factors=(("convolution_weight_B", 5.0),))
+    assert update_s(workload, costly) == update_s(workload, core)
+    assert catalogue_curve(workload, costly).seconds(0) > catalogue_curve(workload, core).seconds(0)
 
 
 @pytest.mark.parametrize("cpu", [1.0, 0.5])
