@@ -40,7 +40,7 @@ class Scratch(ApiModel):
     rules = (
         Rule(
             "size",
-            "self.size == 'Auto' || self.size.matches('[1-9]')",
+            "type(self.size) == int || self.size == 'Auto' || self.size.matches('[1-9]')",
             "size must be more than 0: set Auto or a size such as 20Gi, or remove scratch",
             lambda s: s.size == AUTO_SIZE or any(digit in s.size for digit in "123456789"),
         ),
