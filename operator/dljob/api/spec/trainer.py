@@ -103,7 +103,11 @@ class Trainer(ApiModel):
     ] = None
     image_pull_secrets: Annotated[
         tuple[DnsSubdomain, ...],
-        Field(max_length=16, description="Names of Secrets with registry credentials."),
+        Field(
+            max_length=16,
+            description="Names of Secrets with registry credentials, such as [registry] in place of [{name: registry}] "
+            "in a pod spec.",
+        ),
     ] = ()
     command: Annotated[
         tuple[Argument, ...],
