@@ -1,9 +1,9 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds, other descriptions, rules that refuse changes only (with ``oldSelf``), new fields only or new enum values
-only, rules that refuse less than before, and rules of a field that move to the object with this field. A release that
-needs any other change must serve a new API version.
+wider bounds, integers beside texts, other descriptions, rules that refuse changes only (with ``oldSelf``), new fields
+only or new enum values only, rules that refuse less than before, and rules of a field that move to the object with this
+field. A release that needs any other change must serve a new API version.
 """
 
 import re
@@ -21,7 +21,7 @@ Schema = Mapping[str, Any]
 LOWER, UPPER = ("minimum", "minLength", "minItems"), ("maximum", "maxLength", "maxItems", "maxProperties")
 EQUAL = (
     "type", "format", "pattern", "default", "exclusiveMinimum", "exclusiveMaximum", "x-kubernetes-list-type",
-    "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string",
 )  # fmt: skip
 
 
@@ -91,12 +91,20 @@ def _moved_up(rule: str, old: Schema) -> bool:
     return False
 
 
+def _of_texts(schema: Schema) -> Schema:
+    """Return the schema of the texts that a field accepts beside integers."""
+    of_integers = ("x-kubernetes-int-or-string", "anyOf", "minimum", "maximum")
+    return {key: value for key, value in schema.items() if key not in of_integers} | {"type": "string"}
+
+
 def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     """Yield a message for each change from the schema ``old`` to ``new`` that could break a stored object.
 
     Such a change makes the object invalid, removes one of its fields, or changes its meaning. ``path``: path of the
     schemas in the resource, such as DLJob.spec, which begins each message.
     """
+    if old.get("type") == "string" and new.get("x-kubernetes-int-or-string"):
+        new = _of_texts(new)
     for key in EQUAL:
         if old.get(key) != new.get(key):
             yield f"{path}: found {key} {new.get(key)!r}; expected {old.get(key)!r}"

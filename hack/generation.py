@@ -19,6 +19,7 @@ import dashboard
 import metriclist
 import modulelist
 from dljob.api import crd
+from dljob.api.base import INT_OR_STRING
 from dljob.api.change_rules import is_change_rule
 from dljob.api.changes import CHANGES, Effect
 from dljob.api.overrides import admission_policies
@@ -46,6 +47,8 @@ def _type(schema: Schema) -> str:
         return f"list of {_type(schema['items'])}"
     if schema.get("type") == "object" and "additionalProperties" in schema:
         return f"map of {_type(schema['additionalProperties'])}"
+    if schema.get(INT_OR_STRING):
+        return "integer or string"
     return str(schema.get("format") if schema.get("format") == "date-time" else schema.get("type", "any"))
 
 

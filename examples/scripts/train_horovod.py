@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-EPOCHS, BATCH = 6, 32
+EPOCHS, BATCH = int(os.environ.get("EPOCHS", "6")), 32
 
 hvd.init()
 torch.manual_seed(hvd.rank())  # Ranks start from different parameters, which are then broadcast.
@@ -56,6 +56,8 @@ if hvd.rank() == 0 and path is not None and path.exists():
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
 first = hvd.broadcast_object(first, root_rank=0)
+if hvd.rank() == 0:
+    print(f"resumed from epoch {first}", flush=True)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)

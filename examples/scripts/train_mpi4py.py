@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-STEPS, SAVE_EVERY = 300, 50
+STEPS, SAMPLES, SAVE_EVERY = int(os.environ.get("STEPS", "300")), int(os.environ.get("SAMPLES", "2048")), 50
 
 world = MPI.COMM_WORLD
 rank, size = world.Get_rank(), world.Get_size()
 
 random = np.random.default_rng(0)
-x = random.standard_normal((2048, 20))
+x = random.standard_normal((SAMPLES, 20))
 y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).astype(float)
 own_x, own_y = x[rank::size], y[rank::size]
 
@@ -27,6 +27,8 @@ if rank == 0 and saved is not None and saved.exists():  # After a restart, rank 
     with np.load(saved) as found:
         weights, begin = found["weights"], int(found["step"])
 weights, begin = world.bcast((weights, begin))
+if rank == 0:
+    print(f"resumed from step {begin}", flush=True)
 
 for step in range(begin, STEPS):
     error = 1 / (1 + np.exp(-own_x @ weights)) - own_y

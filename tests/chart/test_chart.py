@@ -204,6 +204,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "weight of no namespace": ({"queue": {"weights": {"Team A": 2}}}, ("Team A",)),
     "no bandwidth": ({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": "0"}}}}, ("bandwidth",)),
     "no bandwidth with a unit": ({"jobDefaults": {"topology": {"betweenRacks": {"bandwidth": "0.0G"}}}}, ("bandwidth",)),
+    "no bytes of scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": 0}}}}, ("scratch", "size")),
     "no scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": "0"}}}}, ("scratch", "size")),
     "two forms of carbon intensity": (
         {"jobDefaults": {"energy": {"carbon": {"gramsPerKwh": 0, "gramsPerKwhByHour": [1] * 24}}}},
@@ -241,7 +242,7 @@ def test_labels_of_the_pod_replace_those_that_select_nothing() -> None:
 
 
 def test_values_that_look_like_zero_are_accepted() -> None:
-    for size in ("Auto", "10Gi", "0.5Gi", "100", "0.05G"):
+    for size in ("Auto", "10Gi", "0.5Gi", "100", "0.05G", 21474836480):
         assert render({"jobDefaults": {"trainer": {"scratch": {"size": size}}}})
     for bandwidth in ("250M", "0.5G", "100", "1.0Gi"):
         assert render({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": bandwidth}}}})

@@ -109,7 +109,7 @@ def other(schema: Json, value: Any) -> Any:
     """Return another value that the schema of a field allows."""
     if "enum" in schema:
         return next(item for item in schema["enum"] if item != value)
-    match schema["type"]:
+    match schema.get("type"):
         case "boolean":
             return not value
         case "integer":

@@ -15,6 +15,7 @@ from dltrain.local import torchrun_variables
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, EXIT_USER_ERROR
 from dltrain.record.run_report.document import Document
+from support.mpi_programs import MPI_PROGRAMS, MpiProgram
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import ROOT, Ended, alone, command, run, run_ranks
 
@@ -101,6 +102,26 @@ def test_unmodified_mpi_program_trains(script: str, ranks: int) -> None:
     assert ended.code == EXIT_OK, ended.output
     found = re.search(rf"world size {ranks}, accuracy (\d\.\d+)", ended.output)
     assert found is not None and float(found[1]) > 0.95, ended.output
+
+
+@pytest.mark.parametrize(
+    ("program", "more"),
+    [(MPI_PROGRAMS["mpi"], 50), pytest.param(MPI_PROGRAMS["horovod"], 1, marks=pytest.mark.long)],
+    ids=["mpi", "horovod"],
+)
+def test_mpi_program_reports_and_resumes(
+    program: MpiProgram, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an agent, rank 0 prints what it reports. The step of ``more`` has a checkpoint."""
+    path = tmp_path / program.script
+    path.write_text(program.text)
+    monkeypatch.setenv("DLJOB_CHECKPOINT_DIR", str(tmp_path))
+    for first in (0, more):
+        monkeypatch.setenv(program.steps, str(first + more))
+        ended = local(2, path)
+        assert ended.code == EXIT_OK, ended.output
+        assert re.search(rf"resumed from (step|epoch) {first}\n", ended.output), ended.output
+        assert f"step {first + more}/{first + more}" in ended.output, ended.output
 
 
 def free_port() -> int:

@@ -40,6 +40,7 @@ LOCKS = {
     "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
     "operator": Lock("operator/requirements.txt", ("dljob[operator,tasks]",)),
     "trainer": Lock("trainer-image/requirements.txt", ("dltrain[parquet]",)),
+    "exports": Lock("hack/locks/exports.txt", ("exports",), beside="dev"),
     "programs": Lock("examples/programs/requirements.txt", ("programs",), beside="trainer"),
 }
 

@@ -47,8 +47,26 @@ AUTO_INTERVAL = "Auto"
 AutoDuration = Annotated[str, Field(pattern=_AUTO_DURATION_PATTERN, max_length=32)]
 """A duration, or ``Auto`` if dljob should choose it."""
 
-Quantity = Annotated[str, Field(pattern=_QUANTITY_PATTERN, max_length=32)]
-"""A Kubernetes quantity: ``500m``, ``4Gi``."""
+INT_OR_STRING = "x-kubernetes-int-or-string"
+"""Extension of the schema of a text that users may also write as an integer. Bounds are those of the integer."""
+
+
+def _text_of_integer(value: object) -> object:
+    """Return an integer as text, and any other value unchanged.
+
+    core/v1 accepts ``cpu: 2`` for ``cpu: "2"``. It also accepts 0.5 without quotes, which no schema of a CRD can allow.
+    """
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_FROM_INTEGER = BeforeValidator(_text_of_integer)
+
+Quantity = Annotated[
+    str,
+    Field(pattern=_QUANTITY_PATTERN, max_length=32, json_schema_extra={INT_OR_STRING: True, "minimum": 0}),
+    _FROM_INTEGER,
+]
+"""A Kubernetes quantity: ``500m``, ``4Gi``, ``2``. Like those of the other quantities, its value is a text."""
 
 _MOMENT_PATTERN = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
@@ -71,12 +89,20 @@ SHA256_PATTERN = "^[0-9a-f]{64}$"
 Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
 """A point in time as in RFC 3339: ``2026-12-01T18:00:00Z``."""
 
-Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
+Bytes = Annotated[
+    str,
+    Field(pattern=_BYTES_PATTERN, max_length=32, json_schema_extra={INT_OR_STRING: True, "minimum": 0}),
+    _FROM_INTEGER,
+]
 """A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. ``512m`` is rejected: it means thousandths, not megabytes."""
 
 AUTO_SIZE = "Auto"
-AutoBytes = Annotated[str, Field(pattern=_AUTO_BYTES_PATTERN, max_length=32)]
-"""A quantity of bytes, or ``Auto`` if dljob should choose it."""
+AutoBytes = Annotated[
+    str,
+    Field(pattern=_AUTO_BYTES_PATTERN, max_length=32, json_schema_extra={INT_OR_STRING: True, "minimum": 1}),
+    _FROM_INTEGER,
+]
+"""A quantity of bytes, or ``Auto`` if dljob should choose it. Rules of the fields exclude texts such as 0Gi."""
 
 PATTERNS = {
     _DURATION_PATTERN: "a duration such as 90s, 1h30m or 500ms",

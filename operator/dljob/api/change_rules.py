@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dljob.api.base import INT_OR_STRING
 from dljob.api.changes import AS_BEGUN, BATCH_OUT_OF_RANGE, CHANGE_REFUSED, ENDED, FIXED, Change, Compared, ended_paths
 
 Schema = Mapping[str, Any]
@@ -78,7 +79,7 @@ def _fixed(spec: Schema) -> dict[str, str]:
 def _found(change: Change, spec: Schema) -> str:
     """Return a CEL expression that gives the new and the former value of a fixed field as text."""
     field = f"spec.{change.path}"
-    if change.compared is not Compared.PRESENCE and _schema(change.path, spec)["type"] in ("integer", "number"):
+    if change.compared is not Compared.PRESENCE and _type(change.path, spec) in ("integer", "number", INT_OR_STRING):
         text = _number(change.path, spec)
         return f"'{field}: found %s; expected %s{_SINCE}'.format([{text}, {_old(text)}])"
     text = _text(change.path, spec)
@@ -93,6 +94,14 @@ def _same(change: Change, spec: Schema) -> str:
     if change.compared is Compared.PRESENCE:
         value = _present(change.path, spec)
     same = f"{value} == {_old(value)}"
+    if _type(change.path, spec) == INT_OR_STRING:
+        # The SDK writes the text of an integer that a manifest may contain. The API server would refuse the rule if it
+        # compared two types, or two texts of numbers, whose lengths it does not know.
+        old = _old(value)
+        same = (
+            f"type({value}) == int ? (type({old}) == int ? {same} : string({value}) == {old}) : "
+            f"(type({old}) == int ? {value} == string({old}) : {same})"
+        )
     return f"{same} || {value} == '' || {_old(value)} == ''" if change.compared is Compared.SET_VALUE else same
 
 
@@ -134,8 +143,8 @@ def _value(path: str, spec: Schema) -> str:
     An unset field without a default has the value false, empty text or 0, depending on its type. Set fields never have
     the values empty text and 0, because their bounds exclude these. ``path``: path of the field in the spec.
     """
-    schema, is_set = _schema(path, spec), _has(path, spec)
-    unset = schema.get("default", {"string": "", "boolean": False}.get(schema["type"], 0))
+    kind, is_set = _type(path, spec), _has(path, spec)
+    unset = _schema(path, spec).get("default", {"string": "", INT_OR_STRING: "", "boolean": False}.get(kind, 0))
     return f"({is_set} ? self.spec.{path} : {_literal(unset)})" if is_set else f"self.spec.{path}"
 
 
@@ -151,7 +160,7 @@ def _text(path: str, spec: Schema) -> str:
 
 
 def _number(path: str, spec: Schema) -> str:
-    """Return a CEL expression that gives the value of a number field, for a message, or its default if it is unset.
+    """Return a CEL expression that gives the value of a number or a quantity, for a message; its default if unset.
 
     If it is unset and has no default, the expression gives the text 'no value'.
     """
@@ -171,6 +180,12 @@ def _schema(path: str, spec: Schema) -> Schema:
     for name in path.split("."):
         found = found["properties"][name]
     return found
+
+
+def _type(path: str, spec: Schema) -> str:
+    """Return the type of a field of the spec. That of a field with an integer or a text is ``INT_OR_STRING``."""
+    schema = _schema(path, spec)
+    return INT_OR_STRING if schema.get(INT_OR_STRING) else str(schema["type"])
 
 
 def _has(path: str, spec: Schema) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from dljob.api import DLJobSpec, DLJobStatus, DLProfileSpec, DLProfileStatus, Rule
-from dljob.api.base import GROUP, VERSION, ApiModel
+from dljob.api.base import GROUP, INT_OR_STRING, VERSION, ApiModel
 from dljob.api.change_rules import change_rules
 
 Schema = dict[str, Any]
@@ -46,9 +46,12 @@ _KEPT = (
     "maxProperties",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
+    INT_OR_STRING,
     "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-validations",
 )
+INTEGER_OR_TEXT = [{"type": "integer"}, {"type": "string"}]
+"""The only union in a structural schema. The API server accepts it in this order only."""
 _DROPPED = {"title", "additionalProperties", "properties", "items", "required", "default", "$ref", "anyOf", "$defs"}
 _DROPPED |= {"exclusiveMinimum", "exclusiveMaximum"}
 
@@ -99,6 +102,9 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
     for bound in ("Minimum", "Maximum"):
         if (value := node.get(f"exclusive{bound}")) is not None:
             schema |= {bound.lower(): value, f"exclusive{bound}": True}
+    if schema.get(INT_OR_STRING):
+        del schema["type"]
+        schema["anyOf"] = [dict(option) for option in INTEGER_OR_TEXT]
     if schema.get("type") == "integer":
         schema.setdefault("format", "int32" if node.get("maximum", 2**63) < 2**31 else "int64")
     if schema.get("type") == "number":

@@ -18,6 +18,7 @@ FOLLOWED_CONDITIONS = {
     "PodsReady",
     "DeviceMismatch",
     "WorldSizeRefused",
+    "ProgressReported",
     "Resizing",
     "StorageExceeded",
     "MemoryExceeded",

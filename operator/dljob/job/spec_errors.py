@@ -110,6 +110,8 @@ def _of_type(error: ErrorDetails) -> str:
     found = error["input"]
     plain = isinstance(found, str | int | float) and not isinstance(found, bool)
     match error["type"]:
+        case "string_type" if isinstance(found, Mapping) and found.keys() == {"name"}:
+            return f"the name as text. Write the name alone: {found['name']}"
         case "string_type":
             return f'text. Put the value in quotes: "{found}"' if plain else "text"
         case "tuple_type" | "list_type":

@@ -11,7 +11,7 @@ from dljob.reconcile import gang, look, run
 from dljob.reconcile.admission import kueue, names, preempted, priority_class, provisioning, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.failures import failure_conditions, memory_kills, silent_agent, storage_evictions
+from dljob.reconcile.failures import failure_conditions, memory_kills, silent_agent, silent_script, storage_evictions
 from dljob.reconcile.failures.fence import fence, fence_deleted, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -371,7 +371,7 @@ def _finish(
         draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
         if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:
             draft.requeue_in(left_s)
-    draft.verdicts.extend(run.problem_conditions(parsed))
+    draft.verdicts.extend((*run.problem_conditions(parsed), *silent_script.verdicts(parsed, draft, accepted, now)))
     provisioning.clean(parsed, draft)
     look.finish(parsed, draft)
     status = build(

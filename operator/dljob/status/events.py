@@ -23,12 +23,13 @@ They only say that something has not started yet or is over.
 """
 _QUIET_WHEN_TRUE = {
     "Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound", "WithinQuota",
+    "Reported",
 }  # fmt: skip
 _NORMAL_WHEN_FALSE = {
     "WaitingForNodes", "Queued", "AdmissionChecks", "MakingRoom", "MeasuringHardware", "DeviceBusy", "Replacing",
-    "FetchingSource", "WaitingForDeletion",
+    "FetchingSource", "WaitingForDeletion", "NoReports",
 }  # fmt: skip
-"""Reasons of conditions that are False although nothing is wrong, because the job waits as it should.
+"""Reasons of conditions that are False although nothing is wrong: the job waits as it should, or a script is silent.
 
 Their events have the type Normal instead of Warning.
 """

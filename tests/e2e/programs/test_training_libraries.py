@@ -18,6 +18,7 @@ from dljob.client.output.records import outputs_of
 from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
 from support.cluster.pod_server import trainer_image
 from support.cluster.program_image import program_image, scripts
+from support.mpi_programs import MPI_PROGRAMS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.programs]
 
@@ -25,6 +26,8 @@ STEPS = {"hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "
 """Steps of each program: long enough to be killed after a checkpoint, and before the end."""
 SAVED = 60
 """Each program has written a checkpoint by this step."""
+MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 400}}
+"""Variables of the MPI programs, with which a run takes about a minute. The shorter runs of the examples end too soon."""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,14 @@ def killed_once(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return kubectl.wait_phase(name, "Complete", 300)
 
 
+def resumed_from(kubectl: Kubectl, name: str) -> int:
+    """Return the last step or epoch from which the ranks of an ended job resumed, by their output."""
+    outputs = wait_for("the output", lambda: outputs_of(kubectl.get("configmap", f"{name}-logs") or {}), 60)
+    resumed = [int(step) for step in re.findall(r"resumed from (?:step|epoch) (\d+)", "".join(outputs.values()))]
+    assert resumed, outputs
+    return max(resumed)
+
+
 @pytest.mark.parametrize("program", sorted(STEPS))
 def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl) -> None:
     made, programs = job(program, image)
@@ -68,9 +79,22 @@ def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl
     progress = done["status"]["progress"]
     assert (progress["step"], progress["percent"]) == (STEPS[program], 100)
     assert 0 < done["status"]["result"]["loss"] < 5
-    outputs = wait_for("the output", lambda: outputs_of(kubectl.get("configmap", f"{name}-logs") or {}), 60)
-    resumed = [int(step) for step in re.findall(r"resumed from step (\d+)", "".join(outputs.values()))]
-    assert resumed and max(resumed) >= 20, outputs
+    assert resumed_from(kubectl, name) >= 20
+
+
+@pytest.mark.parametrize("name", sorted(MPI_PROGRAMS))
+def test_mpi_program_resumes_after_a_kill(name: str, kubectl: Kubectl) -> None:
+    """The examples for mpi4py and Horovod, with one line that reports the progress."""
+    program, sizes = MPI_PROGRAMS[name], MPI_SIZES[name]
+    script, made = yaml.safe_load_all((ROOT / "examples" / f"{name}.yaml").read_text())
+    script["data"] = {program.script: program.text}
+    made["spec"]["trainer"]["env"] = [{"name": key, "value": str(value)} for key, value in sizes.items()]
+    kubectl.apply(script, made)
+    done = killed_once(kubectl, name)
+    progress = done["status"]["progress"]
+    assert (progress["step"], progress["percent"]) == (sizes[program.steps], 100)
+    assert 0 < done["status"]["result"]["loss"] < 5
+    assert resumed_from(kubectl, name) >= 20
 
 
 def test_contrastive_loop_resumes_after_a_kill(image: str, kubectl: Kubectl) -> None:

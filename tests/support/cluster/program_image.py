@@ -1,4 +1,7 @@
-"""An image for the scripts of ``examples/programs``: the trainer image, and the training libraries that they import."""
+"""An image for the scripts of ``examples/programs``: the trainer image, and the training libraries that they import.
+
+Also the packages to which run reports are exported, for processes of this machine.
+"""
 
 import hashlib
 import os
@@ -31,13 +34,24 @@ def program_image(trainer: str, folder: Path) -> tuple[str, Layout]:
 
 def libraries() -> Path:
     """Return the libraries without PyTorch, which is in the trainer image. The first call downloads them."""
-    made = cache_root() / "images" / f"programs-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]}"
+    return _packages("programs", REQUIREMENTS, "3.11")
+
+
+def export_libraries() -> Path:
+    """Return TensorBoard, MLflow and W&B for this Python, beside its environment. The first call downloads them."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return _packages(f"exports-{version}", ROOT / "hack/locks/exports.txt", version)
+
+
+def _packages(name: str, requirements: Path, python: str) -> Path:
+    """Return a folder with the packages of a lock for a version of Python. Its name begins with ``name``."""
+    made = cache_root() / "images" / f"{name}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
     if not made.is_dir():
-        new = made.with_suffix(".new")
+        new = made.with_name(f"{made.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", new)
-        wheels = ("--no-deps", "--no-compile", "--only-binary=:all:", "--python-version=3.11")
-        subprocess.run([*pip, *wheels, "--require-hashes", "-r", REQUIREMENTS], check=True, timeout=600)
+        wheels = ("--no-deps", "--no-compile", "--only-binary=:all:", f"--python-version={python}")
+        subprocess.run([*pip, *wheels, "--require-hashes", "-r", requirements], check=True, timeout=600)
         new.rename(made)
     return made
 

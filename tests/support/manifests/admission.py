@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 from celpy import CompiledRunner, Environment, evaluation
 from celpy.adapter import json_to_cel
-from celpy.celtypes import StringType
+from celpy.celtypes import BoolType, DoubleType, IntType, StringType
 from celpy.evaluation import CELEvalError
 
 import support.manifests
@@ -87,6 +87,27 @@ def defaulted(schema: Json, value: Any) -> Any:
 vars(evaluation)["Result"] = object
 """celpy makes a union of this alias each time that it reads a variable, which took half of the time of an evaluation."""
 vars(evaluation)["support"] = support  # The code of a rule finds ``_formatted`` by its full name.
+
+
+def _equal(one: Any, other: Any) -> Any:
+    """Return the result of ``==`` as an API server does: values of different types differ. celpy raises an error."""
+    for value in (one, other):
+        if isinstance(value, CELEvalError):
+            return value
+    return BoolType(_same(one, other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if all(isinstance(value, IntType | DoubleType) for value in (one, other)):
+        return float(one) == float(other)
+    return (isinstance(one, type(other)) or isinstance(other, type(one))) and bool(one == other)
+
+
+vars(evaluation)["bool_eq"] = _equal
 _HAS = re.compile(
     r"(?<=lambda activation: )not isinstance\(celpy\.evaluation\.result\(activation, \w+\), CELEvalError\)"
 )

@@ -59,7 +59,8 @@ def values(schema: Json, depth: int = 0) -> st.SearchStrategy[Any]:
             return st.dictionaries(
                 st.sampled_from(TEXTS[:3]), values(schema.get("additionalProperties", {})), max_size=2
             )
-    return st.sampled_from(TEXTS)
+    integers = (0, 1, 2**33) if schema.get("x-kubernetes-int-or-string") else ()
+    return st.sampled_from((*integers, *TEXTS))
 
 
 @st.composite

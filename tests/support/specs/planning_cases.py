@@ -10,6 +10,16 @@ PLANNING: dict[str, tuple[Json, str]] = {
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
+    "integers for quantities": (
+        {
+            "resources": {"cpu": 2, "cpuLimit": 2, "memory": 2**33},
+            "trainer": {"scratch": {"size": 2**33}},
+            "dataset": {"uri": "s3://a/b.npz", "samples": 9, "size": 2**33},
+            "checkpoint": {"volume": {"size": 2**33}},
+        },
+        "",
+    ),
+    "integer for the size of staging": ({"checkpoint": {"uri": "s3://bucket/a", "stagingSize": 1}}, ""),
     "planning without mode": ({"planning": {"candidates": 3}}, ""),
     "sharded optimizer": ({"parallelism": {"strategy": "Optimizer"}}, ""),
     "sharded optimizer by a ring": ({"parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),

@@ -48,6 +48,23 @@ def test_server_without_cel_admits_specs_that_only_rules_reject() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("resources.cpu", 2),
+        ("resources.cpuLimit", 0),
+        ("resources.memory", 2**63 - 1),
+        ("checkpoint.volume.size", 2**33),
+        ("trainer.scratch", {"size": 2**33}),
+    ],
+)
+def test_integer_is_the_same_quantity_as_its_text(path: str, value: Any) -> None:
+    written = with_field(path, value)
+    text = {key: str(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
+    assert refusals(written) == []
+    assert DLJobSpec.model_validate(written["spec"]) == DLJobSpec.model_validate(with_field(path, text)["spec"])
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2m500ms", 120.5), ("0s", 0)],
 )

@@ -52,6 +52,13 @@ ALLOWED = {
     "rule of a field that moved up": changed(
         **{"x-kubernetes-validations": [{"rule": "!has(self.e) || (!has(self.e.f) || has(self.e.g)) || has(self.b)"}]}
     ),
+    "integers beside texts": changed(
+        "properties",
+        "c",
+        "items",
+        type=None,
+        **{"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": 0},
+    ),
     "new rule about changes": changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.a"}]}),
 }
 FORBIDDEN = {
@@ -64,6 +71,11 @@ FORBIDDEN = {
     "fewer values": (changed("properties", "b", enum=["x"]), ".b: found enum"),
     "new bound": (changed("properties", "c", maxItems=3), ".c: found maxItems 3"),
     "tighter items": (changed("properties", "c", "items", maxLength=4), ".c[]: found maxLength 4"),
+    "integers beside tighter texts": (
+        changed("properties", "c", "items", type=None, maxLength=4, **{"x-kubernetes-int-or-string": True}),
+        ".c[]: found maxLength 4",
+    ),
+    "integers in place of texts": (changed("properties", "c", "items", type="integer"), ".c[]: found type 'integer'"),
     "required": (changed(required=["a", "b"]), ".b: found it required"),
     "new rule about a field that may be set": (
         changed(**{"x-kubernetes-validations": [{"rule": "!has(self.a) || self.a > 1"}]}),

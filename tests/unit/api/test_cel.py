@@ -83,6 +83,16 @@ def test_operator_message_contains_the_found_value(case: str, found: str) -> Non
         ({"globalBatchSize": 1.5}, "found 1.5; expected a valid integer, got a number with a fractional part"),
         ({"collective": "Bus"}, "spec.collective: found 'Bus'; expected 'Auto', 'Ring'"),
         ({"objective": {"deadline": "soon"}}, "found 'soon'; expected a duration such as 90s, 1h30m or 500ms"),
+        ({"resources": {"cpu": 0.5}}, 'spec.resources.cpu: found 0.5; expected text. Put the value in quotes: "0.5"'),
+        (
+            {"resources": {"memory": -1}},
+            "spec.resources.memory: found '-1'; expected a quantity of bytes such as 512Mi",
+        ),
+        (
+            {"trainer": {"imagePullSecrets": [{"name": "registry"}]}},
+            "spec.trainer.imagePullSecrets.0: found {'name': 'registry'}; expected the name as text. Write the name "
+            "alone: registry",
+        ),
         ({"resources": {"memory": "4GB"}}, "found '4GB'; expected a quantity of bytes such as 512Mi or 4Gi"),
     ],
 )

@@ -43,6 +43,10 @@ def progress(step: int) -> Json:
     return {"progress": {"step": step, "steps": 10, "percent": 10 * step}}
 
 
+def volume(size: int | str) -> Json:
+    return {"checkpoint": {"volume": {"size": size}}}
+
+
 ACCEPTED = {"type": "Accepted", "status": "False", "reason": CHANGE_REFUSED, "lastTransitionTime": TIME}
 NOT_BEGUN: list[Json | None] = [None, progress(0)]
 BEGUN: list[Json] = [SAVED, progress(1)]
@@ -105,6 +109,10 @@ def test_after_the_end_only_the_time_to_live_may_change(path: str) -> None:
         ({}, {"optimizer": {"findLearningRate": True}}, "spec.optimizer.findLearningRate: found true; expected false"),
         ({}, {"trainer": {"command": ["a"]}}, "spec.trainer.command: found a value; expected no value"),
         ({"dataset": URI}, {"dataset": {**URI, "samples": 7}}, "spec.dataset.samples: found 7; expected 9"),
+        (volume(2**30), volume("2Gi"), "spec.checkpoint.volume.size: found 2Gi; expected 1073741824"),
+        (volume(2**30), {}, "spec.checkpoint.volume.size: found 1Gi; expected 1073741824"),
+        (volume("9Gi"), volume(2**30), "spec.checkpoint.volume.size: found 1073741824; expected 9Gi"),
+        (volume(1), volume(2**30), "spec.checkpoint.volume.size: found 1073741824; expected 1"),
         (
             {},
             {"checkpoint": {"volume": {"claimName": "c"}}},
@@ -117,6 +125,14 @@ def test_message_has_field_and_both_values(before: Json, after: Json, words: str
     text = by_operator(specs[0], specs[1], SAVED)
     assert text is not None and text.startswith(words)
     assert any(found.startswith(words) for found in by_server(specs[0], specs[1], SAVED))
+
+
+@pytest.mark.parametrize(("old", "new"), [(2**30, 2**30), (2**30, "1073741824"), ("1073741824", 2**30)])
+def test_integer_and_its_text_are_the_same_size(old: int | str, new: int | str) -> None:
+    before, after = (defaulted(SPEC, spec_of(volume(size))) for size in (old, new))
+    assert by_operator(before, after, SAVED) is None and by_server(before, after, SAVED) == []
+    digests = {spec_digest(DLJobSpec.model_validate(spec)) for spec in (before, after)}
+    assert len(digests) == 1, "the job needs no new plan"
 
 
 def chosen(batch: int) -> Json:

@@ -55,8 +55,12 @@ def test_crd_round_trips_through_yaml(kind: str, definition: Json) -> None:
 @pytest.mark.parametrize(("path", "node"), ALL_NODES, ids=[path for path, _ in ALL_NODES])
 def test_schema_is_structural(path: str, node: Json) -> None:
     """Check the conditions of https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/."""
-    assert node["type"] in ("object", "array", "string", "integer", "number", "boolean")
-    assert not {"$ref", "anyOf", "oneOf", "allOf", "not", "nullable", "title"} & node.keys()
+    unions = {"$ref", "anyOf", "oneOf", "allOf", "not", "nullable", "title"} & node.keys()
+    if node.get("x-kubernetes-int-or-string"):
+        # The only form of a union, with the types in this order only.
+        assert "type" not in node and unions == {"anyOf"} and node["anyOf"] == [{"type": "integer"}, {"type": "string"}]
+        return
+    assert node["type"] in ("object", "array", "string", "integer", "number", "boolean") and not unions
     assert not ("properties" in node and "additionalProperties" in node)
     assert node["type"] != "array" or "items" in node
     assert all(isinstance(node.get(f"exclusive{bound}", False), bool) for bound in ("Minimum", "Maximum"))
@@ -74,7 +78,9 @@ def test_defaults_are_valid_and_complete(path: str, node: Json) -> None:
 def test_lists_with_rules_inside_are_bounded() -> None:
     """API servers estimate CEL's cost from maxItems, and reject a CRD with a rule under an unbounded list."""
     for path, node in ALL_NODES:
-        if node["type"] == "array" and any("x-kubernetes-validations" in inner for _, inner in nodes(node["items"])):
+        if node.get("type") == "array" and any(
+            "x-kubernetes-validations" in inner for _, inner in nodes(node["items"])
+        ):
             assert "maxItems" in node, path
 
 
@@ -100,13 +106,22 @@ UNBOUNDED = {
 
 def test_every_text_list_and_map_is_bounded() -> None:
     """Otherwise a user could fill the memory of the operator, or of the API server."""
-    unbounded = [path for path, node in ALL_NODES if not set(BOUNDS.get(node["type"], node)) & node.keys()]
+    unbounded = [
+        path for path, node in ALL_NODES if not set(BOUNDS.get(node.get("type", "string"), node)) & node.keys()
+    ]
     excepted = {
         path: [name for name in UNBOUNDED if path == name or path.startswith((f"{name}.", f"{name}[]"))]
         for path in unbounded
     }
     assert [path for path, names in excepted.items() if not names] == []
     assert {name for names in excepted.values() for name in names} == UNBOUNDED.keys()
+
+
+def test_every_quantity_may_be_an_integer() -> None:
+    """Users of core/v1 write ``cpu: 2``. Every pattern of a quantity has a suffix such as Mi."""
+    quantities = {path: node for path, node in ALL_NODES if "[KMGTPE]i" in node.get("pattern", "")}
+    assert {path.rpartition(".")[2] for path in quantities} == {"cpu", "cpuLimit", "memory", "size", "stagingSize"}
+    assert [path for path, node in quantities.items() if not node.get("x-kubernetes-int-or-string")] == []
 
 
 def test_rules_only_use_fields_of_kubernetes_1_29() -> None:

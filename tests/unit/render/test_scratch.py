@@ -89,7 +89,7 @@ def test_auto_without_a_model_is_the_default() -> None:
     assert size_limit(template({"trainer": trainer, "nodes": {"min": 2, "max": 2}})) == "2Gi"
 
 
-@pytest.mark.parametrize("size", ["2G iB", "0", "auto", 5])
+@pytest.mark.parametrize("size", ["2G iB", "0", "auto", 0, 0.5, True])
 def test_invalid_default_is_rejected(size: object) -> None:
     with pytest.raises(ValueError, match=r"trainer\.scratch"):
         parse_defaults({"trainer": {"scratch": {"size": size}}})

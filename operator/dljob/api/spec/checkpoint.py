@@ -109,7 +109,8 @@ class Checkpoint(ApiModel):
         ),
         Rule(
             "stagingSize",
-            "!has(self.stagingSize) || self.stagingSize == 'Auto' || self.stagingSize.matches('[1-9]')",
+            "!has(self.stagingSize) || type(self.stagingSize) == int || self.stagingSize == 'Auto' || "
+            "self.stagingSize.matches('[1-9]')",
             "stagingSize must be more than 0: set Auto or a size such as 20Gi",
             lambda c: c.staging_size in (None, AUTO_SIZE) or any(digit in c.staging_size for digit in "123456789"),
         ),

@@ -40,7 +40,7 @@ class Scratch(ApiModel):
     rules = (
         Rule(
             "size",
-            "self.size == 'Auto' || self.size.matches('[1-9]')",
+            "type(self.size) == int || self.size == 'Auto' || self.size.matches('[1-9]')",
             "size must be more than 0: set Auto or a size such as 20Gi, or remove scratch",
             lambda s: s.size == AUTO_SIZE or any(digit in s.size for digit in "123456789"),
         ),
@@ -103,7 +103,11 @@ class Trainer(ApiModel):
     ] = None
     image_pull_secrets: Annotated[
         tuple[DnsSubdomain, ...],
-        Field(max_length=16, description="Names of Secrets with registry credentials."),
+        Field(
+            max_length=16,
+            description="Names of Secrets with registry credentials, such as [registry] in place of [{name: registry}] "
+            "in a pod spec.",
+        ),
     ] = ()
     command: Annotated[
         tuple[Argument, ...],
