@@ -100,6 +100,29 @@ mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
 assert mpi.MPI_Init(None, None) == 0
 world = ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world"))
 number = ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_int"))
+_OVER_GLOO = """
+import types
+class Distributed(types.ModuleType):
+    ended = os.environ["DLJOB_CHECKPOINT_DIR"] + ".ended" + os.environ["RANK"]
+    def is_initialized(self):
+        return not os.path.exists(self.ended)
+    def get_backend(self):
+        return "gloo"
+    def destroy_process_group(self):
+        open(self.ended, "w").close()
+sys.modules["torch.distributed"] = Distributed("torch.distributed")
+"""
+
+
+def test_threads_of_gloo_end_in_every_rank_of_an_image_with_an_older_python(two: Job, tree: Path) -> None:
+    inject(two, tree, debian_11())
+    model = {"command": ("torchrun", script(two, CHECKED + _OVER_GLOO)), "framework": "Torchrun"}
+    two.start(two.plan(["x"], per_pod=2, model=two.plan(["x"]).model.model_copy(update=model)))
+    assert result(two).phase is RunPhase.SUCCEEDED, two.logs()
+    ended = {path.suffix for path in two.checkpoints.rglob("*.ended*")}
+    assert ended == {f".ended{rank}" for rank in range(4)}, two.logs()
+
+
 total = ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_op_sum"))
 sent, got = ctypes.c_int(int(os.environ["OMPI_COMM_WORLD_RANK"]) + 1), ctypes.c_int()
 arguments = [ctypes.c_void_p(value) for value in (number, total, world)]
