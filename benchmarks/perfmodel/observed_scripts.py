@@ -67,7 +67,7 @@ PLACES = (1, 2)
 """Numbers of ranks, all on this machine, with a core each."""
 BARS = {"counted": 0.25, "first": 0.25, "second": 0.10, "elsewhere": 0.25}
 """Kind of prediction → largest error that meets the goal."""
-OBSERVER = ROOT / "trainer-image/dltrain/observation/startup"
+STARTUP = ROOT / "trainer-image/dltrain/startup/path"
 ABORTED, TRIES = "terminate called without an active exception", 4
 """What a rank prints if a thread of gloo outlives its end, and how often such a script is tried."""
 TIMEOUT_S = 300.0
@@ -165,7 +165,7 @@ def _started(path: Path, rank: int, ranks: int, port: int, folder: Path) -> "sub
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
     variables = {
-        "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(libraries()), str(OBSERVER))),
+        "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(libraries()), str(STARTUP))),
         "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1,
         "DLJOB_CHECKPOINT_DIR": checkpoints, "STEPS": SCRIPTS[path.stem] or "",

@@ -9,19 +9,24 @@
 The same script runs with plain ``python``, with ``mpirun -n 2``, and in a DLJob (spec.trainer.command). Importing this
 module is cheap: ``init`` imports torch and starts MPI.
 
-A script for another framework calls ``dltrain.report`` after its steps instead, which needs the standard library only.
+A script for another framework calls ``dltrain.report`` after its steps instead, which needs the standard library of
+Python 3.8 only.
 ``dltrain.evaluate`` analyses predictions on held-out data for either.
 """
 
 import sys
 from typing import TYPE_CHECKING
 
-# An injected agent shows dltrain to the Python of any image. This check therefore precedes all imports.
-if sys.version_info < (3, 11):  # noqa: UP036
+# An injected agent shows dltrain to the Python of any image. These checks therefore precede all other imports.
+if sys.version_info < (3, 8):  # noqa: UP036
     raise ImportError(
-        "dltrain: found Python %d.%d; expected Python 3.11 or newer. Use an image with a newer Python, or remove the "  # noqa: UP031
+        "dltrain: found Python %d.%d; expected Python 3.8 or newer. Use an image with a newer Python, or remove the "  # noqa: UP031
         "import: scripts for torchrun and MPI programs also run without dltrain" % sys.version_info[:2]
     )
+if sys.version_info < (3, 11):  # noqa: UP036
+    from dltrain.reporting import older_python
+
+    older_python.refuse_other_modules()
 
 from dltrain import data
 from dltrain.reporting.evaluation import evaluate

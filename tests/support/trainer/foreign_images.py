@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from devcluster.embedded import packages
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 AGENT = "/var/lib/dljob/agent"
 TREE = ROOT / "trainer-image/injection/tree.py"
 _PYTHON_3_9 = (
-    "libc6", "python3-minimal", "python3.9-minimal", "libpython3.9-minimal", "libpython3.9-stdlib", "zlib1g",
+    "libc6", "libgcc-s1", "python3-minimal", "python3.9-minimal", "libpython3.9-minimal", "libpython3.9-stdlib", "zlib1g",
     "libexpat1", "libffi7", "libssl1.1", "libbz2-1.0", "liblzma5", "libcrypt1", "libuuid1", "libmpdec3",
 )  # fmt: skip
 """Packages of Debian 11: Python 3.9 and what it needs. None of them contains a shell or a program like env."""
@@ -46,7 +47,9 @@ def debian_12() -> Path:
 
 def _debian(suite: str, names: tuple[str, ...]) -> Path:
     """Return a root file system with these packages of a release of Debian; no names: Python and all base packages."""
-    made = cache_root() / "images" / f"rootfs-{suite}-{platform.machine()}"
+    # A changed list of packages makes another root file system.
+    kind = f"{suite}-{zlib.crc32(' '.join(names).encode()):08x}" if names else suite
+    made = cache_root() / "images" / f"rootfs-{kind}-{platform.machine()}"
     with locked("rootfs"):
         if not made.is_dir():
             packages.install(packages.IMAGE_BUILD, Progress(quiet=True))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dlcontract import Structure
-from dltrain.launch.rank_environment import OBSERVER
+from dltrain.launch.rank_environment import STARTUP
 from dltrain.protocol.rank_messages import SOCKET_ENV, Observed
 from dltrain.protocol.rank_variables import OBSERVE_ENV
 from support.trainer.listener import Listener
@@ -51,7 +51,7 @@ def loop(
 def variables(path: str | None, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "DLTRAIN_", "RANK", "WORLD"))}
     observed = {SOCKET_ENV: path, OBSERVE_ENV: "on"} if path else {}
-    return kept | {"PYTHONPATH": str(OBSERVER), "OMP_NUM_THREADS": "1", **observed, **more}
+    return kept | {"PYTHONPATH": str(STARTUP), "OMP_NUM_THREADS": "1", **observed, **more}
 
 
 def python(script: str, path: str | None, *, fresh: bool = False, **more: str) -> subprocess.CompletedProcess[str]:

@@ -74,12 +74,16 @@ else:
         except ConnectionRefusedError:
             import time; time.sleep(0.01)
     connection.sendall(b"%d" % rank)
-try:
-    import dltrain
-except ImportError as error:
-    assert "found Python 3.9; expected Python 3.11 or newer" in str(error), error
-else:
-    raise SystemExit("Python 3.9 imported dltrain")
+import dltrain
+for step in range(1, 41):
+    dltrain.report(step=step, steps=40, loss=1 / step, accuracy=0.5, norm=step)
+for needs_more in (dltrain.init, lambda: dltrain.evaluate([1.0], [1.0]), lambda: dltrain.data.load("digits")):
+    try:
+        needs_more()
+    except ImportError as error:
+        assert "found Python 3.9; expected Python 3.11 or newer" in str(error), error
+    else:
+        raise SystemExit("Python 3.9 is enough")
 open(os.environ["DLJOB_CHECKPOINT_DIR"] + f".rank{rank}", "w").write(f"{total} of {size}")
 """
 
@@ -88,10 +92,35 @@ def test_torchrun_script_runs_with_the_python_of_an_image_with_an_older_glibc(tw
     inject(two, tree, debian_11())
     model = {"command": ("torchrun", "--nnodes=7", script(two, CHECKED + _SUM)), "framework": "Torchrun"}
     two.start(two.plan(["x"], per_pod=2, model=two.plan(["x"]).model.model_copy(update=model)))
-    assert result(two).phase is RunPhase.SUCCEEDED, two.logs()
+    report = result(two)
+    assert report.phase is RunPhase.SUCCEEDED, two.logs()
+    assert (report.step, report.steps, report.loss) == (40, 40, 1 / 40), "the script reports its progress"
     written = sorted(path.read_text() for path in two.checkpoints.rglob("*.rank*"))
     assert written == ["6 of 4"] * 4
     assert leave(two) == [0, 0]
+
+
+_OVER_GLOO = """
+import types
+class Distributed(types.ModuleType):
+    ended = os.environ["DLJOB_CHECKPOINT_DIR"] + ".ended" + os.environ["RANK"]
+    def is_initialized(self):
+        return not os.path.exists(self.ended)
+    def get_backend(self):
+        return "gloo"
+    def destroy_process_group(self):
+        open(self.ended, "w").close()
+sys.modules["torch.distributed"] = Distributed("torch.distributed")
+"""
+
+
+def test_threads_of_gloo_end_in_every_rank_of_an_image_with_an_older_python(two: Job, tree: Path) -> None:
+    inject(two, tree, debian_11())
+    model = {"command": ("torchrun", script(two, CHECKED + _OVER_GLOO)), "framework": "Torchrun"}
+    two.start(two.plan(["x"], per_pod=2, model=two.plan(["x"]).model.model_copy(update=model)))
+    assert result(two).phase is RunPhase.SUCCEEDED, two.logs()
+    ended = {path.suffix for path in two.checkpoints.rglob("*.ended*")}
+    assert ended == {f".ended{rank}" for rank in range(4)}, two.logs()
 
 
 _MPI = """

@@ -101,6 +101,7 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
         "DLJOB_LOCAL_BATCH_SIZE": "4",
         "DLJOB_GLOBAL_BATCH_SIZE": "8",
         "DLJOB_CHECKPOINT_DIR": "/var/lib/dljob/checkpoints/j-u-1",
+        "PYTHONPATH": str(rank_environment.STARTUP),
     }
     unknown = plan(batch_known=False, checkpoint={"enabled": False})
     assert set(rank_environment.framework_environment(unknown, unknown.ranks[0], "1.1", {}, Path("/run"))) == {
@@ -112,12 +113,11 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
 def test_user_switches_the_observer_of_rank_0_off(value: str) -> None:
     known, base = plan(), {"PYTHONPATH": "/mine"}
     observed = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
-    assert observed["PYTHONPATH"] == f"/mine:{rank_environment.OBSERVER}" and observed["DLTRAIN_OBSERVE"] == "on"
-    assert (rank_environment.OBSERVER / "sitecustomize.py").is_file()
+    assert observed["PYTHONPATH"] == f"/mine:{rank_environment.STARTUP}" and observed["DLTRAIN_OBSERVE"] == "on"
+    assert (rank_environment.STARTUP / "sitecustomize.py").is_file()
     base |= {"DLJOB_OBSERVE": value}
-    assert not {"PYTHONPATH", "DLTRAIN_OBSERVE"} & set(
-        rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
-    )
+    found = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
+    assert "DLTRAIN_OBSERVE" not in found and found["PYTHONPATH"] == observed["PYTHONPATH"]
 
 
 def test_plan_with_a_known_batch_is_written_as_before() -> None:

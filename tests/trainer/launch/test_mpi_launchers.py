@@ -116,7 +116,7 @@ def test_mpi_programs_get_settings_of_mpi_and_of_the_plan() -> None:
         "DLJOB_GLOBAL_BATCH_SIZE": "8",
         "DLJOB_CHECKPOINT_DIR": "/var/lib/dljob/checkpoints/j-u-1",
         "DLTRAIN_OBSERVE": "on",
-        "PYTHONPATH": str(rank_environment.OBSERVER),
+        "PYTHONPATH": str(rank_environment.STARTUP),
     }
 
 

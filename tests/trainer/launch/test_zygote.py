@@ -92,6 +92,7 @@ import os
 from pathlib import Path
 import torch.distributed
 
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 FILE = "history.json"
 
 class History:
@@ -127,6 +128,8 @@ def test_finalizers_of_a_script_can_use_its_modules_and_constants(
 OUTLIVED = """
 import threading
 import torch.distributed
+
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 def report(wait):
     while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dltrain.launch.rank_environment import OBSERVER
+from dltrain.launch.rank_environment import STARTUP
 from dltrain.protocol.rank_messages import Observed
 from support.trainer.listener import Listener
 from support.trainer.observed_scripts import MLP, WITHIN_S, loop, observed, python, variables
@@ -266,7 +266,7 @@ def test_lost_agent_does_not_matter(tmp_path: Path) -> None:
 def test_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.customized = __name__\n")
     script = "import sys, sitecustomize\nprint(sys.customized, sitecustomize.__file__)"
-    for order in ([str(OBSERVER), str(tmp_path)], [str(tmp_path), str(OBSERVER)]):
+    for order in ([str(STARTUP), str(tmp_path)], [str(tmp_path), str(STARTUP)]):
         ended = python(script, None, fresh=True, PYTHONPATH=os.pathsep.join(order))
         assert (ended.stdout, ended.stderr) == (f"sitecustomize {tmp_path / 'sitecustomize.py'}\n", "")
 

@@ -1,5 +1,6 @@
 """Tests of ``dltrain.report``: what arrives at the agent, what a run without an agent prints, and what it needs."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -38,6 +39,16 @@ def test_reports_need_the_standard_library_only() -> None:
     assert lines[-1].startswith("dltrain: step 3/3 loss 0.5000, "), "the last report is printed at the end"
     for name in ("torch", "pydantic", "numpy", "dlcontract"):
         assert bare(f"import dltrain; dltrain.report(step=1); assert {name!r} not in sys.modules").returncode == 0
+
+
+def test_reports_need_no_newer_syntax_than_that_of_python_3_8() -> None:
+    """``tests/trainer/agent/test_injected_agent.py`` reports from Python 3.9."""
+    script = "import dltrain\nfrom dltrain.reporting import older_python\ndltrain.report(step=1)\n"
+    ended = bare(script + "print(*(m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'dltrain'))")
+    paths = [Path(name) for name in ended.stdout.split()]
+    assert {"__init__.py", "script_reports.py", "metric_values.py", "older_python.py"} <= {path.name for path in paths}
+    for path in paths:
+        ast.parse(path.read_text(), str(path), feature_version=(3, 8))
 
 
 def test_other_ranks_print_nothing() -> None:

@@ -1,5 +1,7 @@
 """Datasets by name or path, for training scripts: ``dltrain.data.load("digits")``. The import is fast."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(dataset: str | Path, seed: int = 0) -> "Dataset":
+def load(dataset: str | Path, seed: int = 0) -> Dataset:
     """Load a dataset that is split into a training part and a held-out part.
 
     ``dataset``: the name of a built-in dataset (digits, breast-cancer, wine, iris, digits-32, python-source,

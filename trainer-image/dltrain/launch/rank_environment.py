@@ -19,8 +19,8 @@ from dltrain.protocol.volume_layout import job_directory
 
 OBSERVE_VARIABLE, OFF = "DLJOB_OBSERVE", ("off", "false", "no", "0")
 """The variable in ``trainer.env`` that switches the observer of scripts off, and its values that do."""
-OBSERVER = Path(__file__).parents[1] / "observation" / "startup"
-"""The folder on the PYTHONPATH of the observed rank."""
+STARTUP = Path(__file__).parents[1] / "startup" / "path"
+"""The folder on the PYTHONPATH of each rank of a script, from which its Python runs ``sitecustomize.py``."""
 EXTENDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables of the pod to which the agent adds folders. What the job has set stays."""
 REPLACED = (
@@ -67,9 +67,10 @@ def framework_environment(
 
     A script for torchrun gets the run id and the restarts as torchrun sets them. An MPI program gets settings of MPI,
     and a PATH on which mpirun is a program that only prints an error (``launch.refused_launchers``). Both get the batch
-    sizes, if the plan has them, and the checkpoint folder, if checkpoints are enabled. Rank 0 gets the observer of its
-    script, unless ``base`` switches it off. ``attempt``: the name of the launch, which ends in its number, counted from
-    1. ``base``: the rank's other variables. ``run_dir``: the agent's directory for sockets and temporary files.
+    sizes, if the plan has them, the checkpoint folder, if checkpoints are enabled, and a folder from which their Python
+    starts (``startup``). Rank 0 gets the observer of its script, unless ``base`` switches it off. ``attempt``: the name
+    of the launch, which ends in its number, counted from 1. ``base``: the rank's other variables. ``run_dir``: the
+    agent's directory for sockets and temporary files.
     """
     if plan.model.framework == "DLTrain":
         return {}
@@ -93,9 +94,10 @@ def framework_environment(
         found |= {LOCAL_BATCH_VARIABLE: str(rank.share), GLOBAL_BATCH_VARIABLE: str(plan.global_batch)}
     if plan.checkpoint.enabled:
         found[CHECKPOINT_VARIABLE] = str(job_directory(plan))
+    path = found.get("PYTHONPATH", base.get("PYTHONPATH"))
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, (path, str(STARTUP))))
     if rank.rank == 0 and base.get(OBSERVE_VARIABLE, "on").lower() not in OFF:
-        before = found.get("PYTHONPATH", base.get("PYTHONPATH"))
-        found |= {OBSERVE_ENV: "on", "PYTHONPATH": os.pathsep.join(filter(None, (before, str(OBSERVER))))}
+        found[OBSERVE_ENV] = "on"
     return found
 
 

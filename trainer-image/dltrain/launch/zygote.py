@@ -13,7 +13,6 @@ A rank requests its data-loading workers in the same way, but attaches a second 
 (``data.feeding.forking``).
 """
 
-import atexit
 import builtins
 import contextlib
 import ctypes
@@ -25,7 +24,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from typing import Any
 from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, missing, without_u
 from dltrain.launch.inherited_socket import hand_over
 from dltrain.protocol.rank_variables import OBSERVE_ENV
+from dltrain.startup import gloo_threads
 
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
@@ -246,7 +245,7 @@ def run(order: Order) -> None:
     if str(COMPATIBILITY) not in sys.path:
         sys.path.append(str(COMPATIBILITY))
     if "MASTER_ADDR" in os.environ:
-        atexit.register(end_gloo_threads)  # Registered first, so it runs after the script's exit handlers.
+        gloo_threads.end_at_exit()
     match without_u(order.argv):
         case ("-m", module, *rest):
             sys.argv = ["-m", *rest]
@@ -268,49 +267,6 @@ def run(order: Order) -> None:
             exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
-
-
-def end_gloo_threads() -> None:
-    """Destroy the process groups of torch.distributed before the interpreter exits, while their threads can still end.
-
-    A thread of gloo releases the Python objects of a finished collective slightly late. If the interpreter is already
-    exiting (CPython up to 3.13), it terminates this thread inside a C++ destructor, and the process aborts. An
-    unmodified DistributedDataParallel script on CPUs aborted in about one of five exits.
-
-    This function also clears the main module, so that the last reference to the model disappears before the exit.
-    Daemon threads of the script may still run, as they do until the very end of an interpreter. They may see the module
-    without its variables, so their errors are not shown. Threads are not kept from running meanwhile: a model that is
-    deleted may wait for a thread of gloo, which needs a turn to end.
-    """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None:
-        return
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-    threading.excepthook = _ignore_daemon_threads
-    clear_variables(sys.modules["__main__"].__dict__)
-
-
-def _ignore_daemon_threads(error: threading.ExceptHookArgs) -> None:
-    if error.thread is None or not error.thread.daemon:
-        threading.__excepthook__(error)
-
-
-def clear_variables(variables: dict[str, Any]) -> None:
-    """Delete all global ``variables`` of a module, and the objects that only they refer to.
-
-    Modules, functions, classes, and values such as numbers and strings are deleted last, and the other variables in the
-    reverse order of their definition. A finalizer (``__del__``) can therefore still use what was defined before its
-    object.
-    """
-    for name in reversed(list(variables)):
-        value = variables[name]  # Nothing else here may refer to it, so that its finalizer runs when it is deleted.
-        if gc.is_tracked(value) and not isinstance(value, types.ModuleType | types.FunctionType | type):
-            del variables[name]
-        del value
-    gc.collect()
-    variables.clear()
-    gc.collect()
 
 
 def can_run(argv: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ line in the log; it never raises an error in the script.
 
 This package must run in the Python of any image. It therefore needs the standard library of Python 3.8 only, imports
 nothing else of dltrain, and never imports torch: it waits until the script does. Its imports are relative, because
-``startup/sitecustomize.py`` loads it without dltrain.
+``startup/path/sitecustomize.py`` loads it without dltrain.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A thread of the rank does this, so training scripts need not announce work that libraries begin, such as compilation.
 """
 
+from __future__ import annotations
+
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ if TYPE_CHECKING:  # Importing it would need pydantic, which a script that only 
 
 _COMPILERS = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/async_compile.py", "/triton/compiler/")
 """Modules that are on a stack only while torch compiles, not while compiled code runs."""
-_PLACES: "tuple[tuple[str, Activity], ...]" = (
+_PLACES: tuple[tuple[str, Activity], ...] = (
     ("/dltrain/data/", "data"),
     ("/dltrain/batch/sampling.py", "data"),
     ("/dltrain/batch/sharding.py", "data"),
@@ -25,7 +27,7 @@ _PLACES: "tuple[tuple[str, Activity], ...]" = (
 )
 
 
-def activity() -> "Activity | None":
+def activity() -> Activity | None:
     """Return the work that this process does now: compilation, data or checkpoint; None if it does none of these.
 
     Compilation counts on every thread, because the backward pass on a GPU runs outside the main thread. Other work
@@ -39,7 +41,7 @@ def activity() -> "Activity | None":
     return of_stack(path for path, _ in _stack(frames.get(main or 0)))
 
 
-def of_stack(paths: Iterator[str]) -> "Activity | None":
+def of_stack(paths: Iterator[str]) -> Activity | None:
     """Return the work of a thread, ``data`` or ``checkpoint``, from the source files on its stack; None for other work.
 
     ``paths``: the source files, innermost first. A thread that waits for other ranks does no work of its own, whatever

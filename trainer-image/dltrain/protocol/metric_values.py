@@ -1,7 +1,9 @@
 """Check the names, the number and the values of the metrics that a training script logs.
 
-This module needs the standard library only.
+This module needs the standard library of Python 3.8 only.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
@@ -148,4 +150,4 @@ def no_silence(seconds: Any) -> str:
 
 def shown(value: Any) -> str:
     """Return an invalid value as it is shown in a warning: a short text or a number, and otherwise its type."""
-    return f"{value!r:.40}" if isinstance(value, str | float) else type(value).__name__
+    return f"{value!r:.40}" if isinstance(value, (str, float)) else type(value).__name__

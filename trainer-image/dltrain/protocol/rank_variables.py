@@ -1,7 +1,7 @@
 """Names of the environment variables that an agent sets for its ranks, and the signal that it sends them.
 
 ``agent.member.local_ranks`` sets them, and ``host.cgroup`` decides the number of threads (OMP_NUM_THREADS). This module
-needs the standard library only, so that scripts can report from any Python interpreter.
+needs the standard library only, so that scripts can report from any Python interpreter from 3.8 on.
 """
 
 import signal

@@ -3,6 +3,8 @@
 Importing this module needs the standard library only. ``evaluate`` needs numpy, and torch only for tensors.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 import warnings
@@ -24,10 +26,10 @@ def evaluate(
     *,
     labels: Sequence[str] | Mapping[int, str] = (),
     index: Any = None,
-    task: "Task | None" = None,
+    task: Task | None = None,
     step: int | None = None,
     other_models: Mapping[str, float] = MappingProxyType({}),
-) -> "Analysis | None":
+) -> Analysis | None:
     """Analyse a model's predictions on held-out data, and show the analysis in the run report and the job's status.
 
     Call it on every rank, each with its part of the held-out data. Parts may differ in size and may be empty. All ranks
@@ -100,12 +102,12 @@ def _checked(batch: Any) -> Sequence[Any]:
 
 
 def share(
-    collection: "Collection",
+    collection: Collection,
     labels: Sequence[str],
     trainer: script_reports.Trainer | None,
     step: int | None = None,
-    others: "tuple[OtherModel, ...]" = (),
-) -> "Analysis | None":
+    others: tuple[OtherModel, ...] = (),
+) -> Analysis | None:
     """Merge the collections of all ranks, and report the analysis to the agent. Return the analysis, on every rank.
 
     ``trainer``: the trainer whose workers have collections; None: the script has no trainer.
@@ -125,7 +127,7 @@ def share(
     return found
 
 
-def _other_models(given: Mapping[str, float]) -> "tuple[OtherModel, ...]":
+def _other_models(given: Mapping[str, float]) -> tuple[OtherModel, ...]:
     from dltrain.analysis.result import MAX_NAME, MAX_OTHER_MODELS, OtherModel
 
     if len(given) > MAX_OTHER_MODELS:

@@ -4,12 +4,13 @@ A progress update is a dictionary with the fields of ``protocol.rank_messages.St
 module does not import these classes, because they need pydantic, and scripts may lack it.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Dict  # noqa: UP035 - Python 3.8 needs it
 
 from dltrain.protocol.metric_values import (
     MAX_METRICS,
@@ -24,7 +25,7 @@ from dltrain.protocol.metric_values import (
     silence_s,
 )
 
-Update = dict[str, Any]
+Update = Dict[str, Any]  # noqa: UP006 - Python 3.8 needs it
 
 WINDOW = 50
 """Number of last times between two reports from which step times are computed."""
@@ -78,7 +79,7 @@ class StepTimes:
     def _parts(self) -> list[tuple[float, int]]:
         """Return (seconds between a report and the next one, number of steps between them) for all recorded reports."""
         seen = list(self._seen)
-        return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(seen)]
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in zip(seen, seen[1:])]  # noqa: B905, RUF007 - newer than Python 3.8
 
 
 class ReportedProgress:
@@ -215,7 +216,7 @@ class ReportedProgress:
                 continue
             elif 0 <= number <= 1:
                 update = {"type": "evaluated", "rank": self._rank, "step": step, "accuracy": number}
-                found.append(update | {"loss": self._loss_value})
+                found.append({**update, "loss": self._loss_value})
             else:
                 self._warn_about_percentage(number)
                 self._metrics["accuracy"] = step, number

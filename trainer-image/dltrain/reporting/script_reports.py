@@ -4,6 +4,8 @@ A thread sends the updates. A report therefore takes microseconds, and a lost or
 training.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import faulthandler
@@ -54,7 +56,7 @@ class Trainer(Protocol):
 
     def collect(self, data: bytes) -> list[bytes]: ...
 
-    def analyzed(self, analysis: "Analysis") -> None: ...
+    def analyzed(self, analysis: Analysis) -> None: ...
 
 
 class ScriptReports:
@@ -117,7 +119,7 @@ class ScriptReports:
         if (limit := self._progress.silence_s(limit_s)) is not None:
             self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit}])
 
-    def analyzed(self, analysis: "Analysis", step: int | None) -> None:
+    def analyzed(self, analysis: Analysis, step: int | None) -> None:
         """Send an analysis of held-out predictions to the agent, or print its line. Only rank 0 does so.
 
         ``step``: number of completed steps; None: that of the last report.
@@ -216,7 +218,7 @@ def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
 
 
-def _analyzed(rank: int, step: int, analysis: "Analysis") -> Update:
+def _analyzed(rank: int, step: int, analysis: Analysis) -> Update:
     """Return the message ``protocol.rank_messages.Analyzed`` as a dictionary."""
     return {"type": "analyzed", "rank": rank, "step": step, "analysis": asdict(analysis)}
 
@@ -280,7 +282,7 @@ def report(
     _reports.add(step, steps, loss, epoch, accuracy, samples, metrics)
 
 
-def send_analysis(analysis: "Analysis", step: int | None) -> None:
+def send_analysis(analysis: Analysis, step: int | None) -> None:
     """Report an analysis of held-out predictions for a script without a trainer.
 
     ``step``: number of completed steps; None: that of the last ``report``. The agent knows a script from its first

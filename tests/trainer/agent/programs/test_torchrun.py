@@ -81,6 +81,27 @@ def test_gan_trains_as_it_is(two: Job) -> None:
     assert len(found[0]) == 1 and found[0] == found[1], "gradients of both networks are reduced"
 
 
+LATE = """
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sys.setswitchinterval(1000)
+for _ in range(100):
+    dist.all_reduce(torch.ones(1), async_op=True)
+"""
+"""Gloo's threads still need the interpreter when this script ends."""
+
+
+def test_script_over_gloo_that_a_shell_starts_ends_without_an_abort(two: Job, tmp_path: Path) -> None:
+    """Fixed bug: with an interpreter of its own, each rank aborted at its end in some runs."""
+    (tmp_path / "train.py").write_text(LATE)
+    model = ModelRef(command=("sh", "-c", f"python {tmp_path}/train.py"), framework="Torchrun")
+    two.start(two.plan(model=model), **NO_TORCH)
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+    assert report.phase is RunPhase.SUCCEEDED, two.logs()
+
+
 def test_deepspeed_launcher_is_refused_with_the_equivalent(two: Job) -> None:
     command = ("deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "z.json")
     two.start(two.plan(model=ModelRef(command=command, framework="Torchrun"), backoff_limit=3), **NO_TORCH)

@@ -1,0 +1,49 @@
+"""Prepare a Python interpreter of a rank, and then run the image's own ``sitecustomize``.
+
+Every Python imports a module of this name when it starts. The agent appends this folder to the PYTHONPATH of each rank
+that runs a script for torchrun or an MPI program, so that it also works if a shell script starts Python. Gloo's threads
+then end before the interpreter does, and rank 0 is observed. No error in here may reach the script.
+"""
+
+import sys
+
+if sys.version_info >= (3, 8):  # noqa: UP036 - the Python of any image may read this
+    import contextlib
+    import importlib
+    import importlib.machinery
+    import importlib.util
+    import os
+
+    _own = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer to import
+    _dltrain = os.path.dirname(os.path.dirname(_own))  # noqa: PTH120
+
+    def _package(name):  # type: (str) -> str
+        """Import a package of dltrain under a name of its own, without importing dltrain. Return that name."""
+        folder, alias = os.path.join(_dltrain, name), "_dljob_" + name  # noqa: PTH118
+        spec = importlib.util.spec_from_file_location(
+            alias,
+            os.path.join(folder, "__init__.py"),  # noqa: PTH118
+            submodule_search_locations=[folder],
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(folder)
+        sys.modules[alias] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[alias])
+        return alias
+
+    with contextlib.suppress(Exception):  # The script must run whatever happens here.
+        importlib.import_module(_package("startup") + ".gloo_threads").end_at_exit()
+
+    with contextlib.suppress(Exception):
+        if os.environ.get("DLTRAIN_OBSERVE") in ("on", str(os.getpid())):  # ``observer.start`` explains it.
+            importlib.import_module(_package("observation") + ".observer").start(os.environ)
+
+    try:
+        _others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _own]  # noqa: PTH100
+        _next = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+        if _next is not None and _next.loader is not None:
+            _module = importlib.util.module_from_spec(_next)
+            sys.modules["sitecustomize"] = _module
+            _next.loader.exec_module(_module)
+    except Exception as _error:  # noqa: BLE001 - Python itself only prints such an error
+        sys.stderr.write("Error in sitecustomize: %r\n" % (_error,))  # noqa: UP031
