@@ -32,7 +32,10 @@ from dltrain.train import usage_checks
 from dltrain.train.trainer import Trainer
 from support.trainer.plans import make_plan, saving
 
-pytestmark = pytest.mark.usefixtures("one_zygote")
+pytestmark = [
+    pytest.mark.usefixtures("one_zygote"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
+]
 CPU, SAMPLES, SHARES = torch.device("cpu"), 40, (3, 5)
 PLAN = make_plan(shares=SHARES, global_batch=8, epochs=2)
 WEIGHTS = [8.0] * 4 + [1.0] * 36

@@ -208,7 +208,7 @@ def test_positions_of_another_number_of_ranks(inside: bool, message: str, tmp_pa
     [
         ({"parallelism": "Tensor"}, "found Stream, a stream, with parallelism.strategy Tensor; expected a dataset with"),
         (
-            {"dataset": DatasetRef(path="/x", sharded=True)},
+            {"dataset": DatasetRef(path="/x", distribution="Sharded", uri="s3://bucket/x")},
             "found Stream, a stream, with dataset.distribution Sharded; expected a dataset with",
         ),
     ],

@@ -1,7 +1,7 @@
 """Training on streams: the positions of all ranks in their streams, which checkpoints contain."""
 
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from dltrain.data.streams.loader import StreamLoader
 from dltrain.data.streams.sequence import Position
@@ -85,7 +85,7 @@ class Streams:
             self._refuse("workers", str(loader.workers), f"{len(mine.places)} in the middle of an epoch", remedy)
         return mine
 
-    def _refuse(self, field: str, found: str, expected: str, remedy: str) -> None:
+    def _refuse(self, field: str, found: str, expected: str, remedy: str) -> NoReturn:
         place = checkpoint_place(self._team.plan)
         remedy += ", or use another checkpoint volume to train from the beginning"
         raise BadInputError(field, found, f"{expected}, as in the checkpoint in {place}", remedy)
