@@ -90,7 +90,7 @@ class Trainer(DataCalls, ModelCalls):
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
         parts: dict[str, Saved] = {"scaling": self._scaling, "noise": self.noise}
         parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale, "early_end": self._early_end}
-        self._streams = parts["streams"] = Streams(self._team)
+        self._streams = parts["streams"] = Streams(self._team, self.progress)
         self._saving = Saving(self.checkpoint_manager, self._team, self.progress, self._user_objects, parts)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)

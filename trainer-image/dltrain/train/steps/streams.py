@@ -8,14 +8,18 @@ from dltrain.data.streams.sequence import Position
 from dltrain.elastic.team import Team
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.protocol.volume_layout import checkpoint_place
+from dltrain.train.progress import Progress
 from dltrain.train.steps.stream_order import StreamOrder
+
+SKIP_S = 3600.0
+"""Maximum seconds in which a resumed run reads the samples of an epoch again that it has used before."""
 
 
 class Streams:
     """The positions of all ranks in their streams, in ``Saved``'s form. Without streams, the state is None."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, team: Team, progress: Progress) -> None:
+        self._team, self._progress = team, progress
         self._order: StreamOrder | None = None
         self._stored: list[Position] | None = None
         """The positions in the checkpoint from which the training resumed, until it continues from them."""
@@ -48,6 +52,8 @@ class Streams:
             )
         position = self._position(loader, step)
         self._team.keep_ranks_and_shares()
+        if any(place.read and not place.stateful for place in position.places):
+            self._progress.busy("reading the stream up to its position in the checkpoint", SKIP_S)
         self._order = StreamOrder(self._team, loader, position, step)
         return self._order
 
