@@ -153,7 +153,10 @@ def test_arguments_come_before_the_options_of_the_data_loader() -> None:
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (lambda: DataLoader(DATA, batch_sampler=Pairs()), "a DataLoader with the batch sampler Pairs; expected a sampl"),
+        (
+            lambda: DataLoader(DATA, batch_sampler=Pairs()),
+            "a DataLoader with the batch sampler Pairs; expected a sampl",
+        ),
         (lambda: DataLoader(DATA, batch_size=None), "a DataLoader with batch_size None, whose dataset makes batches"),
         (lambda: DataLoader(Stream(), batch_size=None), "a DataLoader with batch_size None"),
         (lambda: OwnLoop(DATA), "found OwnLoop, a DataLoader with an __iter__ of its own"),

@@ -353,7 +353,9 @@ def test_options_that_do_not_suit_a_stream_are_errors(dataset: Any, options: dic
 def test_length_of_a_stream_is_unknown() -> None:
     with pytest.raises(MisuseError, match=r"len\(loader\): found a loader of Lengths, a stream"):
         len(make_loader(Lengths([3]), CPU, make_plan(1)))
-    with pytest.raises(MisuseError, match=r"loader.total_steps: found 2 epochs of Lengths, a stream; expected spec.ste"):
+    with pytest.raises(
+        MisuseError, match=r"loader.total_steps: found 2 epochs of Lengths, a stream; expected spec.ste"
+    ):
         _ = make_loader(Lengths([3]), CPU, make_plan(1)).total_steps
     assert make_loader(Lengths([3]), CPU, make_plan(1, steps=9)).total_steps == 9
 

@@ -74,7 +74,7 @@ class Run:
         t, loader = self.t, self.t.loader(dataset, **options)
         with suppress(Stopped):
             for numbers, x in t.steps(loader, accumulate=t.plan.micro_batches > 1):
-                t.checkpoint_manager.wait()
+                t.checkpoint_manager.wait()  # so that the next step can save
                 if t.step == stop:
                     raise Stopped
                 self.rows.append((t.step, t.epoch, t.end_of_epoch, numbers.tolist(), x.tolist()))
@@ -103,12 +103,12 @@ def test_resumed_run_continues_with_the_next_samples(kind: type[Stream], workers
     assert [row[0] for row in whole.rows if row[2]] == [length * e - 1 for e in (1, 2, 3)]
     if not workers:
         assert [n for row in whole.rows for n in row[3]] == [100 * e + i for e in range(3) for i in range(20)]
-    for stop in (1, 3, length, length + 1, 2 * length + 4) if not workers else (3, length + 2):
+    for stop in range(2, 3 * length) if not workers else (3, length + 2):
         folder = tmp_path / f"{stop}"
         first = Run(folder).train(kind(), stop, workers=workers)
         second = Run(folder).train(kind(), workers=workers)
-        assert second.began == stop
-        assert first.rows + second.rows == whole.rows and second.weights == whole.weights
+        assert (second.began, second.weights) == (second.rows[0][0], whole.weights) and 0 < second.began <= stop
+        assert [row for row in first.rows if row[0] < second.began] + second.rows == whole.rows
 
 
 def test_steps_continue_over_epochs_and_may_be_extended(tmp_path: Path) -> None:
@@ -143,7 +143,8 @@ def test_micro_batches_are_parts_of_the_batch(tmp_path: Path) -> None:
     assert [n for row in run.rows for n in row[3]] == [n for row in whole.rows[:4] for n in row[3]]
     assert [row[0] for row in run.rows if row[2]] == [2]
     rest = Run(tmp_path / "parts", batch=6, micro_batches=3).train(Stream())
-    assert [n for row in run.rows + rest.rows for n in row[3]] == [n for row in whole.rows for n in row[3]]
+    before = [row for row in run.rows if row[0] < rest.began]
+    assert [n for row in before + rest.rows for n in row[3]] == [n for row in whole.rows for n in row[3]]
 
 
 def test_data_loader_of_a_stream(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_data_loader_of_a_stream(tmp_path: Path) -> None:
 
     whole = Run(tmp_path / "whole").train(DataLoader(Stream(), batch_size=4, collate_fn=collate))
     assert not torch.equal(torch.tensor(whole.rows[0][4]), torch.tensor(Run(tmp_path / "x").train(Stream()).rows[0][4]))
-    first = Run(tmp_path / "parts").train(DataLoader(Stream(), collate_fn=collate), 7)
+    first = Run(tmp_path / "parts", steps=7).train(DataLoader(Stream(), collate_fn=collate))
     second = Run(tmp_path / "parts").train(DataLoader(Stream(), collate_fn=collate))
     assert first.rows + second.rows == whole.rows, "random numbers of collate_fn continue, too"
 
@@ -181,13 +182,17 @@ def test_dataset_of_another_kind_than_in_the_checkpoint_is_an_error(tmp_path: Pa
 
 def test_another_number_of_workers_is_an_error_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     Run(tmp_path).train(Stream(), stop=3)
-    with pytest.raises(BadInputError, match=r"^workers: found 2; expected 1 in the middle of an epoch, as in the check"):
+    with pytest.raises(
+        BadInputError, match=r"^workers: found 2; expected 1 in the middle of an epoch, as in the check"
+    ):
         Run(tmp_path).train(Stream(), workers=2)
-    Run(tmp_path).train(Stream(), stop=5, workers=1)
+    Run(tmp_path, steps=5).train(Stream(), workers=1)
     assert Run(tmp_path).train(Stream(), workers=2).rows[0][0] == 5, "epochs may begin with another number"
 
 
-@pytest.mark.parametrize(("inside", "message"), [(True, "number of ranks: found 1; expected 2 in the mid"), (False, "")])
+@pytest.mark.parametrize(
+    ("inside", "message"), [(True, "number of ranks: found 1; expected 2 in the mid"), (False, "")]
+)
 def test_positions_of_another_number_of_ranks(inside: bool, message: str, tmp_path: Path) -> None:
     run = Run(tmp_path)
     place = [[3, [None, None]]]
@@ -206,7 +211,10 @@ def test_positions_of_another_number_of_ranks(inside: bool, message: str, tmp_pa
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"parallelism": "Tensor"}, "found Stream, a stream, with parallelism.strategy Tensor; expected a dataset with"),
+        (
+            {"parallelism": "Tensor"},
+            "found Stream, a stream, with parallelism.strategy Tensor; expected a dataset with",
+        ),
         (
             {"dataset": DatasetRef(path="/x", distribution="Sharded", uri="s3://bucket/x")},
             "found Stream, a stream, with dataset.distribution Sharded; expected a dataset with",
@@ -230,7 +238,7 @@ def test_held_out_stream_is_read_once_on_each_rank() -> None:
         assert max(map(len, found)) == share
     for strategy in ("Tensor", "Sharded"):
         split = plan.model_copy(update={"parallelism": strategy})
-        with pytest.raises(MisuseError, match="t.held_out: found Stream, a stream, with parallelism.strategy"):
+        with pytest.raises(MisuseError, match=r"t\.held_out: found Stream, a stream, with parallelism"):
             next(held_out_batches(loader, SHARES, 0, split))
     trainer.close()
 
@@ -282,7 +290,7 @@ def test_killed_ranks_continue_their_streams_bit_for_bit(kind: str, workers: int
     resumed = run(arguments, DLTRAIN_PLAN=plan)
     assert resumed.code == 0, resumed.output
     found = re.search(r"resumed from step (\d+) ", resumed.output)
-    assert found is not None and int(found[1]) in (8, 9), resumed.output
+    assert found is not None and int(found[1]) in (7, 8, 9), resumed.output
     for rank in range(2):
         assert rows_of(tmp_path / "parts", rank) == expected[rank][int(found[1]) :]
         whole_parameters = (tmp_path / f"whole/parameters-{rank}").read_text()
