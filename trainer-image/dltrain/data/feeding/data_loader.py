@@ -96,7 +96,8 @@ def _single_samples(sampler: Any) -> Iterable[int] | None:
     A DistributedSampler divides the samples among ranks, which dltrain does itself, so only its order counts.
     """
     if isinstance(sampler, DistributedSampler) and _of_torch(type(sampler)):
-        return None if sampler.shuffle else SequentialSampler(sampler.dataset)
+        dataset: Any = sampler.dataset
+        return None if sampler.shuffle else SequentialSampler(dataset)
     if isinstance(sampler, RandomSampler) and _of_torch(type(sampler)):
         whole = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
         return None if whole else sampler

@@ -52,12 +52,12 @@ class Start(NamedTuple):
 
 
 class Take(NamedTuple):
-    """The request for the next ``count`` samples. The answer is a ``Chunk``."""
+    """The request for the next ``wanted`` samples. The answer is a ``Chunk``."""
 
-    count: int
+    wanted: int
 
     def __str__(self) -> str:
-        return f"of {self.count} samples"
+        return f"of {self.wanted} samples"
 
 
 class Chunk(NamedTuple):
@@ -95,7 +95,7 @@ class StreamReader:
             with randomness.CPU:
                 return self.make(request)
         try:
-            return self._begin(request) if isinstance(request, Start) else self._take(request.count)
+            return self._begin(request) if isinstance(request, Start) else self._take(request.wanted)
         except (BadInputError, MisuseError, MemoryError):
             raise
         except Exception as error:
@@ -126,7 +126,8 @@ class StreamReader:
 
     def _take(self, count: int) -> Chunk:
         samples = self._next(count)
-        iterator, dataset = self._iterator, self._dataset
+        iterator: Any = self._iterator
+        dataset = self._dataset
         states = (
             encode(dataset.state_dict()) if _stateful(dataset) else None,
             encode(iterator.state_dict()) if iterator is not dataset and _stateful(iterator) else None,

@@ -90,8 +90,9 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, found: list[Any]) -> "Position":
-        *numbers, ended, places = found
-        return cls(*numbers, tuple(ended), tuple(Place(read, tuple(states)) for read, states in places))
+        epoch, chunk, worker, offset, ended, places = found
+        parsed = tuple(Place(read, (states[0], states[1])) for read, states in places)
+        return cls(epoch, chunk, worker, offset, tuple(ended), parsed)
 
 
 class _Held(NamedTuple):

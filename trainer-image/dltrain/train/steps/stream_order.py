@@ -5,7 +5,7 @@ one step in advance: each reads two batches ahead, and tells the others at the e
 only one left. Only the begin of an epoch needs a message of its own.
 """
 
-import pickle
+import json
 import time
 from collections.abc import Callable
 from math import inf
@@ -18,6 +18,7 @@ import numpy as np
 from dltrain.batch.sampling import Part
 from dltrain.data.streams.loader import StreamLoader
 from dltrain.data.streams.sequence import Position, Readers, Sequence
+from dltrain.data.streams.state import encode
 from dltrain.elastic.team import Team
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
@@ -147,12 +148,12 @@ class StreamOrder:
             self._readers.drop()
 
     def _checksum(self) -> int:
-        """Return a checksum of equally many first samples on each rank; 0 if they cannot be pickled."""
+        """Return a checksum of equally many first samples on each rank; 0 if they are other objects than data."""
         assert self._sequence is not None
         count = min(share for share in self._team.shares if share)
         try:
-            return crc32(pickle.dumps(self._sequence.first(count)))
-        except Exception:  # noqa: BLE001 - the user's classes may raise anything
+            return crc32(json.dumps(encode(self._sequence.first(count))).encode())
+        except MisuseError:
             return 0
 
 
