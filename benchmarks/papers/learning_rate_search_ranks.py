@@ -17,6 +17,7 @@ from dltrain.builtin.range_test import ramp
 from dltrain.builtin.rank import evaluate, loss_and_accuracy
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.datasets import load
+from dltrain.data.feeding.loader import Loader
 from dltrain.models import build
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
@@ -63,6 +64,7 @@ def trained(plan: Plan, process_group: ProcessGroup, way: str) -> dict[str, Any]
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
     model, optimizer = trainer.wrap(network, optimizer, sample=x)
     loader, peak, found = trainer.loader(data), plan.optimizer.learning_rate, True
+    assert isinstance(loader, Loader), "the data has random access"
     if way != GIVEN:
         interval = ramp(trainer, loader, partial(loss_and_accuracy, trainer)).interval(way)
         peak, found = (interval.rate, True) if interval else (peak, False)

@@ -15,6 +15,7 @@ from dltrain.asynchronous.link import Request, RequestKind
 from dltrain.asynchronous.server import Server
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.data.datasets import load
+from dltrain.data.feeding.loader import Loader
 from dltrain.optim.optimizers import make_optimizer
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
@@ -79,7 +80,9 @@ def train(trainer: Trainer) -> None:
             optimizer.step()
     else:
         trainer.model = network
-        training.train(trainer, network, optimizer, trainer.loader(data), paced, lambda: None)
+        loader = trainer.loader(data)
+        assert isinstance(loader, Loader), "the data has random access"
+        training.train(trainer, network, optimizer, loader, paced, lambda: None)
     path = Path(settings["folder"], f"{trainer.rank}.json")
     path.write_text(json.dumps({"began_s": paced.began_s, "ended_s": time.monotonic()}))
 

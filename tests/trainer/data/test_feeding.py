@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding import feed as feeding
@@ -262,14 +262,6 @@ def test_dropped_requests_behind_a_copy_thread_are_not_returned() -> None:
             assert torch.equal(lane.get(ticket)[0][0], loader.fetch(request_of(step))[0])
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(40))
-
-    def __len__(self) -> int:
-        return 40
-
-
 @pytest.mark.parametrize(
     ("dataset", "arguments", "message"),
     [
@@ -304,12 +296,6 @@ class Stream(IterableDataset[int]):
             r"dataset: found a dict with the keys 'train', 'test'; expected a dataset of samples 0, 1",
         ),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
-        (
-            DataLoader(Augmented()),
-            {},
-            r"found a DataLoader; expected its dataset. Call t.loader\(loader.dataset\)",
-        ),
-        (Stream(), {}, "dataset: found Stream, an IterableDataset; expected a map-style dataset"),
         (Augmented(), {"workers": 2, "prefetch": 1000}, "prefetch: found 1000; expected at most 128"),
     ],
 )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     Dataset,
     DistributedSampler,
     RandomSampler,
@@ -250,22 +249,3 @@ def test_ranks_must_draw_the_same_samples() -> None:
     with pytest.raises(MisuseError, match="found a sampler that draws different samples on ranks"):
         usage_checks.check_samples(rows)
     usage_checks.check_samples([rows[0], rows[0]])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 4}, r"found a DataLoader; expected its dataset. Call t.loader\(loader.dataset\), with"),
-        ({"shuffle": True}, r"found a DataLoader; expected its dataset"),
-        (
-            {"sampler": WeightedRandomSampler(WEIGHTS, 9)},
-            r"a DataLoader with the sampler WeightedRandomSampler; .* Call t.loader\(loader.dataset, sampler=loader.sampler\)",
-        ),
-        ({"sampler": RandomSampler(range(40), True)}, r"with the sampler RandomSampler; .* sampler=loader.sampler"),
-        ({"sampler": DistributedSampler(range(40), 2, 0)}, r"a DataLoader; expected its dataset"),
-        ({"batch_sampler": Sized([0, 1])}, "with the batch sampler Sized; .* batches are made by dltrain"),
-    ],
-)
-def test_a_data_loader_is_an_error_that_names_its_sampler(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MisuseError, match=message):
-        Loader(DataLoader(Augmented(), **options), CPU)

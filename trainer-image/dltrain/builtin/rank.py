@@ -21,6 +21,7 @@ from dltrain.builtin.evaluation import collect, count_correct, largest_batch, me
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load, some_samples
+from dltrain.data.feeding.loader import Loader
 from dltrain.models import blocks_of, build
 from dltrain.models.deferred import deferred
 from dltrain.optim.learning_rate import rate
@@ -59,6 +60,7 @@ def train(trainer: Trainer) -> None:
         saved_model.write(plan, data)
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
+    assert isinstance(loader, Loader), "the data has random access"
     if plan.optimizer.find_rate:
         peak = find_rate(trainer, loader, partial(loss_and_accuracy, trainer))
     scaler = trainer.grad_scaler()
@@ -197,6 +199,7 @@ def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optim
             trainer.log(accuracy=correct / seen)
 
     loader = trainer.loader(data)
+    assert isinstance(loader, Loader), "the data has random access"
     training.train(
         trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
     )

@@ -66,6 +66,7 @@ class Team:
         self._parallel: Strategy | None = None
         self._retired: list[Strategy] = []
         self._balance: Balance | None = None
+        self._keeps_shares = False
 
     @property
     def planned_shares(self) -> tuple[int, ...]:
@@ -171,6 +172,14 @@ class Team:
                 self.continue_after_loss(step)
         return result
 
+    def keep_ranks_and_shares(self) -> None:
+        """Neither continue without lost ranks nor adapt local batch sizes from now on. All ranks must call it.
+
+        This is necessary if each rank reads its own stream of samples: nobody could read that of a lost rank further,
+        and a rank must know in advance if its stream has another complete batch. A loss raises PeerLostError.
+        """
+        self.elastic.active, self._keeps_shares = False, True
+
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
         """Set the local batch sizes from the next step on and report them with ``reason``.
 
@@ -189,7 +198,7 @@ class Team:
         ``demanded_s``: for each rank, the estimated time of the step if the rank computed without waiting, which is its
         CPU time divided by the fraction of a CPU that it gets (see ``stopwatch.Budget``); 0 if unknown.
         """
-        if not self.plan.rebalance or self.workers == 1 or not exposed_s:
+        if not self.plan.rebalance or self._keeps_shares or self.workers == 1 or not exposed_s:
             return
         if self._balance is None or self._balance.shares != self.shares:
             self._balance = Balance(self.shares, self._limits())

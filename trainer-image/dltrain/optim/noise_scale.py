@@ -41,8 +41,8 @@ MIN_STEPS = 16
 
 
 def stride(steps: int) -> int:
-    """Return the interval between measurements, in steps, for a training of ``steps`` steps."""
-    return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS))
+    """Return the interval between measurements, in steps, for a training of ``steps`` steps; 0: unknown."""
+    return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS if steps else MAX_STRIDE))
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:

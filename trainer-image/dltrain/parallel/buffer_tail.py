@@ -31,6 +31,8 @@ class Shared(NamedTuple):
     """The weight, such as a number of tokens, that this rank passed to ``t.weigh`` in this step; 0 without a call."""
     copies: float = 0.0
     """1 if this rank can copy the state to its pod's memory. The sum over ranks is the number of such ranks."""
+    ending: float = 0.0
+    """1 if this rank's stream has only one complete batch left, so that the next step is the last one of the epoch."""
 
 
 class Agreed(NamedTuple):

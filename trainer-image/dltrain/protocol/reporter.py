@@ -178,7 +178,8 @@ def describe(message: RankMessage) -> str:
         case Step():
             loss = f" loss {message.loss:.4f}" if message.loss is not None else ""
             speed = f"{1e3 * message.step_s:.1f} ms/step, {message.samples_per_s:.0f} samples/s"
-            return f"dltrain: step {message.step}/{message.steps} epoch {message.epoch}{loss}, {speed}"
+            steps = f"{message.step}/{message.steps}" if message.steps else f"{message.step}"
+            return f"dltrain: step {steps} epoch {message.epoch}{loss}, {speed}"
         case Evaluated():
             return f"dltrain: step {message.step} accuracy {message.accuracy:.4f}"
         case Logged():

@@ -36,7 +36,7 @@ class _Script:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if kind is KeyboardInterrupt:
             trainer = self.trainer
-            at = f" at step {trainer.step} of {trainer.total_steps}" if trainer is not None and trainer.step else ""
+            at = f" at {_reached(trainer)}" if trainer is not None and trainer.step else ""
             print(f"dltrain: interrupted{at}", file=sys.stderr, flush=True)  # noqa: T201
             code = _INTERRUPTED
         else:
@@ -58,7 +58,7 @@ class _Script:
             # The script called sys.exit before its last step. The other ranks must not wait for this one, and the
             # script's exit code must not change.
             if trainer.step:
-                text = f"the script exits after step {trainer.step} of {trainer.total_steps} without t.finish()"
+                text = f"the script exits after {_reached(trainer)} without t.finish()"
                 print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
             trainer.abandon()
             self._end_report()
@@ -67,6 +67,11 @@ class _Script:
         """Write the report of a run without an agent. An agent notices by itself that the rank has ended."""
         if not self.reporter.connected:
             self.reporter.close()
+
+
+def _reached(trainer: Trainer) -> str:
+    """Return the last completed step as text, with the number of all steps if it is known."""
+    return f"step {trainer.step}" + (f" of {trainer.total_steps}" if trainer.total_steps else "")
 
 
 def init_script(

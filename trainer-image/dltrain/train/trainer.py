@@ -17,7 +17,7 @@ from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.data.feeding.loader import Loader, check_loader
+from dltrain.data.feeding.loader import AnyLoader, check_loader
 from dltrain.device import randomness
 from dltrain.device.energy import meter
 from dltrain.device.rank_device import peak_nbytes
@@ -39,7 +39,9 @@ from dltrain.train.saving import EarlyEnd, Saved, Saving
 from dltrain.train.steps.batches import StepBatches, skip_partial_updates
 from dltrain.train.steps.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.steps.normalization import warn_of_batch_norm, with_batch_norm
+from dltrain.train.steps.order import Order
 from dltrain.train.steps.step import Step, StepRequests
+from dltrain.train.steps.streams import Streams
 from dltrain.train.steps.update_hooks import UpdateHooks, others_noticed
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -66,7 +68,9 @@ class Trainer(DataCalls, ModelCalls):
         self.step = 0
         """Number of completed steps."""
         self.total_steps = plan.steps or 0
-        """Total number of steps. If the plan contains epochs instead, the method ``steps`` computes this number."""
+        """Total number of steps. If the plan contains epochs instead, the method ``steps`` computes this number.
+
+        With epochs of a stream, it is 0 until the last step begins."""
         self.epoch = 0
         self.end_of_epoch = False
         """True if the current batch is the last one of its epoch."""
@@ -86,6 +90,7 @@ class Trainer(DataCalls, ModelCalls):
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
         parts: dict[str, Saved] = {"scaling": self._scaling, "noise": self.noise}
         parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale, "early_end": self._early_end}
+        self._streams = parts["streams"] = Streams(self._team, self.progress)
         self._saving = Saving(self.checkpoint_manager, self._team, self.progress, self._user_objects, parts)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
@@ -217,7 +222,7 @@ class Trainer(DataCalls, ModelCalls):
         """
         self.progress.busy(what, limit_s)
 
-    def steps(self, loader: Loader, *, accumulate: bool = False) -> Iterator[Any]:
+    def steps(self, loader: AnyLoader, *, accumulate: bool = False) -> Iterator[Any]:
         """Yield this rank's batch for each remaining step, on its device. Call ``optimizer.step()`` once per batch.
 
         ``accumulate``: yield the micro-batches into which the plan divides batches, so that their gradients add up. The
@@ -227,32 +232,29 @@ class Trainer(DataCalls, ModelCalls):
         """
         check_loader("t.steps", loader)
         self._check_loop(accumulate=accumulate)
-        rows = self._team.together(self.step, lambda: self._team.worker_group.gather(loader.identity(self.plan)))
-        usage_checks.check_samples(rows)
-        self.checkpoint_manager.use_samples(loader.samples)
+        order, step, micro_batches = self._order(loader), self._step, MicroBatches(self.plan, accumulate)
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
-        sharded_data.ensure_divided(self._team, self.progress, loader, self.step)
-        sampler, step, micro_batches = loader.sampler(self.plan), self._step, MicroBatches(self.plan, accumulate)
-        self.total_steps = self._early_end.total_steps(sampler.steps(self.plan), self.step)
+        self.total_steps, unknown = self._early_end.total_steps(order.planned_steps, self.step), not order.planned_steps
         self._user_objects.close()
         if accumulate:
             skip_partial_updates(self.optimizer, step)
             warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
-        part_of = partial(self._part, sampler)
         noticing = others_noticed(self.model, self.optimizer, self.rank)
-        with noticing, StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
-            while self.step < self.total_steps:
+        with noticing, StepBatches(order, micro_batches, lambda: self.shares, self.total_steps) as batches:
+            while self.step < self.total_steps or (unknown and not self.total_steps):
                 if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
                     self.reshard(shares, "replayed")
                 part = batches.begin(self.step)
                 self.epoch, self.end_of_epoch = part.epoch, part.last
+                if order.is_last(part):
+                    self.total_steps = self.step + 1
                 step.watch.begin()
                 batch = batches.take(0)
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self._team.random_rank), self.device)
                 manager, stop = self.checkpoint_manager, self.reporter.stop.is_set()
-                requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies)
+                requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies, order.ending)
                 step.begin(part, self.step, self.total_steps, requests, accumulates=batches.accumulates)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
@@ -266,7 +268,7 @@ class Trainer(DataCalls, ModelCalls):
                     self._loss_scale.restore()
                     self._user_objects.restore()
                 else:
-                    self._conclude(batches.spent_s)
+                    self._conclude(batches.spent_s, order)
         self._passed = True
         self._saving.save(self.step, self.epoch, last=True)
         self._saving.wait()
@@ -336,12 +338,13 @@ class Trainer(DataCalls, ModelCalls):
             self._step.give_up()
             self.end_of_epoch = False
 
-    def _conclude(self, fetch_s: float) -> None:
+    def _conclude(self, fetch_s: float, order: Order) -> None:
         """Finish a step: send a progress update if it is due, and save or stop if a rank requested it.
 
-        ``fetch_s``: seconds to load the step's batch.
+        ``fetch_s``: seconds to load the step's batch. ``order``: the order of the samples.
         """
         step, agreed = self._step, self._step.agreed_step.shared
+        order.conclude(ending=agreed.ending > 0)
         self._check_first_step()
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)

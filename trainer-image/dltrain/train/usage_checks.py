@@ -158,6 +158,34 @@ def check_samples(rows: Iterable[Iterable[float]]) -> None:
         )
 
 
+def check_batch_size(batch_size: int | None, plan: Plan) -> None:
+    """Raise MisuseError if the DataLoader of ``t.loader`` has another batch size than the job.
+
+    ``batch_size``: that of the DataLoader; None: not chosen.
+    """
+    if batch_size not in (None, plan.global_batch):
+        raise MisuseError(
+            f"t.steps: found a DataLoader with batch_size {batch_size}; expected {plan.global_batch}, the job's global "
+            "batch size, which the ranks divide. Pass batch_size=t.plan.global_batch, leave it out, or set "
+            f"spec.globalBatchSize (without a manifest: dltrain.init(batch=…)) to {batch_size}"
+        )
+
+
+def warn_of_equal_streams(checksums: Sequence[int], rank: int) -> None:
+    """Warn that ranks read the same stream, if two ``checksums`` of their first samples are equal. 0: unknown.
+
+    ``rank``: this rank's number. Only rank 0 warns.
+    """
+    known = [checksum for checksum in checksums if checksum]
+    if len(set(known)) < len(known) and rank == 0:
+        warnings.warn(
+            "t.steps: found the same first samples in the streams of several ranks; expected other samples on each, "
+            "because each rank reads its own stream. Split the stream in the dataset by t.rank and t.size, and by "
+            "torch.utils.data.get_worker_info() if it has workers",
+            stacklevel=2,
+        )
+
+
 def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
     """Warn that model buffers differ between ranks after a step, if ``names`` (of these buffers) is not empty.
 

@@ -16,13 +16,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.device import randomness
@@ -138,27 +132,3 @@ class DrawnSampler(Sampler):
 @lru_cache(maxsize=1)
 def _numbers(count: int) -> NDArray[np.int64]:
     return np.arange(count)
-
-
-def of_data_loader(loader: "DataLoader[Any]") -> MisuseError:
-    """Return the error for a DataLoader in place of a dataset. It names what of the loader would be lost."""
-    sampler, batches = loader.sampler, loader.batch_sampler
-    found, call = "a DataLoader", "t.loader(loader.dataset)"
-    more = "with your collate_fn if you wrote one"
-    if batches is not None and type(batches) is not BatchSampler:
-        found += f" with the batch sampler {type(batches).__name__}"
-        more += ", and with sampler=… if the order of single samples matters: batches are made by dltrain"
-    elif not _usual(sampler):
-        found += f" with the sampler {type(sampler).__name__}"
-        call = "t.loader(loader.dataset, sampler=loader.sampler)"
-    return MisuseError(
-        f"dataset: found {found}; expected its dataset. Call {call}, {more}. The job sets the batch size and splits it "
-        "among ranks"
-    )
-
-
-def _usual(sampler: Any) -> bool:
-    """Return True for the samplers of shuffle=True and shuffle=False, and for one that divides samples among ranks."""
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return isinstance(sampler, SequentialSampler | DistributedSampler)

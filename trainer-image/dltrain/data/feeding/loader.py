@@ -1,5 +1,6 @@
 """The loader that a script passes to ``t.steps``: a dataset and the options for loading its batches."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -23,7 +24,32 @@ limit, because requests before and after a cancellation can be pending together.
 """
 
 
-class Loader:
+class AnyLoader(ABC):
+    """The result of ``t.loader``. The length is the number of steps in an epoch.
+
+    ``batch_size``: the batch size of the script's DataLoader; None if it did not choose one.
+    """
+
+    batch_size: int | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch."""
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Return the number of steps of the whole training, for example for a learning-rate schedule."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raise MisuseError, because a script must loop over ``t.steps(loader)`` or ``t.held_out(loader)`` instead."""
+        raise MisuseError(
+            "loader: found a loop over the loader itself; expected one over t.steps(loader), which trains for all "
+            "epochs, or over t.held_out(loader), which gives every sample to one rank once"
+        )
+
+
+class Loader(AnyLoader):
     """A dataset and the options for loading its batches.
 
     The dataset is one of ``dltrain.data``, a tuple of tensors or arrays, or a map-style torch dataset.
@@ -85,13 +111,11 @@ class Loader:
             self._draws = Draws(sampler, self.source.samples, device)
 
     def __len__(self) -> int:
-        """Return the number of steps in an epoch over this dataset."""
         assert self._plan is not None, "t.loader passes the plan"
         return self.sampler(self._plan).steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """Return the number of steps of the whole training, for example for a learning-rate schedule."""
         assert self._plan is not None, "t.loader passes the plan"
         return self.sampler(self._plan).steps(self._plan)
 
@@ -113,13 +137,6 @@ class Loader:
         Raise MisuseError if the sampler draws other samples when it is asked again.
         """
         return [self.samples, 0.0 if self._draws is None else self._draws.checksum(plan.seed)]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Raise MisuseError, because a script must loop over ``t.steps(loader)`` or ``t.held_out(loader)`` instead."""
-        raise MisuseError(
-            "loader: found a loop over the loader itself; expected one over t.steps(loader), which trains for all "
-            "epochs, or over t.held_out(loader), which gives every sample to one rank once"
-        )
 
     @property
     def room_nbytes(self) -> int | None:
@@ -148,7 +165,7 @@ class Loader:
 
 def check_loader(where: str, loader: Any) -> None:
     """Raise MisuseError unless ``loader`` is a result of ``t.loader``. ``where``: name of the called method."""
-    if not isinstance(loader, Loader):
+    if not isinstance(loader, AnyLoader):
         found = type(loader).__name__
         raise MisuseError(
             f"{where}: loader: found {found}; expected the result of t.loader(dataset). Pass the dataset to t.loader "

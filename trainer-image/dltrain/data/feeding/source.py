@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from dltrain.batch.sampling import Part
-from dltrain.data.feeding.drawing import of_data_loader
 from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
@@ -109,13 +108,6 @@ class Source:
 
         Raise MisuseError if the dataset is unsupported or empty, or if ``collate`` is given for tensors.
         """
-        if isinstance(dataset, DataLoader):
-            raise of_data_loader(dataset)
-        if isinstance(dataset, IterableDataset):
-            raise MisuseError(
-                f"dataset: found {type(dataset).__name__}, an IterableDataset; expected a map-style dataset (with len "
-                "and []) or a tuple of tensors, because sampling by step needs random access"
-            )
         if _is_list_of_columns(dataset):
             shapes = ", ".join(str(tuple(part.shape)) for part in dataset)
             raise MisuseError(
@@ -160,8 +152,8 @@ class Source:
             self.samples = len(dataset)
         else:
             raise MisuseError(
-                f"dataset: found {type(dataset).__name__}; expected a map-style dataset (with len and []) or a tuple "
-                "of tensors, because sampling by step needs random access"
+                f"dataset: found {type(dataset).__name__}; expected a map-style dataset (with len and []), an "
+                "IterableDataset, a DataLoader of torch, or a tuple of tensors"
             )
         if not self.samples:
             raise MisuseError("dataset: found no samples; expected at least one")

@@ -10,14 +10,19 @@ import time
 import traceback
 from collections import deque
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from dltrain.data.feeding import serialization
-from dltrain.data.feeding.source import Request, Source
 from dltrain.launch.inherited_socket import take
 from dltrain.protocol.errors import SampleError
+
+
+class Maker(Protocol):
+    """What a data worker receives at its start, such as a ``Source``. It makes what the rank requests."""
+
+    def make(self, request: Any, /) -> Any: ...
 
 
 class MessageKind(IntEnum):
@@ -27,10 +32,10 @@ class MessageKind(IntEnum):
     """
 
     HELLO = 0
-    """Sent twice at the start: first with ``sys.path`` and torch's default dtype, then with the Source, which contains
+    """Sent twice at the start: first with ``sys.path`` and torch's default dtype, then with the Maker, which contains
     the dataset."""
     MAKE = 1
-    """Load a batch. The message contains its Request."""
+    """Load a batch. The message contains the request for ``Maker.make``."""
     FORGET = 2
     """Cancel all requests whose ticket (the number of a request) is below the ticket of this message."""
     READY = 3
@@ -86,20 +91,20 @@ def main() -> None:
         return  # the rank has closed the connection
 
 
-def _unpacked(connection: socket.socket) -> Source | None:
-    """Receive the dataset from the rank, as a Source. Return None if the rank has closed the connection."""
+def _unpacked(connection: socket.socket) -> Maker | None:
+    """Receive the dataset from the rank, in a Maker. Return None if the rank has closed the connection."""
     if (first := serialization.receive(connection)) is None:
         return None
     sys.path[:], dtype = first[1]  # set first: unpickling imports the dataset's modules
     torch.set_default_dtype(dtype)
     if (second := serialization.receive(connection)) is None:
         return None
-    source: Source = second[1]
+    source: Maker = second[1]
     return source
 
 
-def _serve(connection: socket.socket, source: Source) -> None:
-    asked: deque[tuple[int, Request]] = deque()
+def _serve(connection: socket.socket, source: Maker) -> None:
+    asked: deque[tuple[int, Any]] = deque()
     wanted_from = 0
     while True:
         while not asked or serialization.wait_for(connection, within_s=0):
@@ -117,7 +122,7 @@ def _serve(connection: socket.socket, source: Source) -> None:
             _answer(connection, source, ticket, request)
 
 
-def _answer(connection: socket.socket, source: Source, ticket: int, request: Request) -> None:
+def _answer(connection: socket.socket, source: Maker, ticket: int, request: Any) -> None:
     began = time.perf_counter()
     try:
         made: Any = source.make(request)

@@ -16,8 +16,7 @@ import torch
 
 from dltrain.data.feeding import serialization
 from dltrain.data.feeding.forking import Child, WorkerForker
-from dltrain.data.feeding.source import Request, Source
-from dltrain.data.feeding.worker import Head, MessageKind, RemoteError
+from dltrain.data.feeding.worker import Head, Maker, MessageKind, RemoteError
 from dltrain.host import cgroup
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
@@ -33,14 +32,14 @@ class Workers:
     """
 
     def __init__(
-        self, source: Source, count: int, room_nbytes: int | None = None, *, in_main_memory: bool = False
+        self, source: Maker, count: int, room_nbytes: int | None = None, *, in_main_memory: bool = False
     ) -> None:
         """Start the processes without waiting for them.
 
-        ``room_nbytes``: memory limit for all copies of the dataset, in bytes; None: no limit. ``in_main_memory``: True
-        if the dataset must have no tensor on a GPU, which each worker would open too. Raise ValueError if it has one,
-        or if the dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError if a process cannot
-        be started.
+        ``source``: the dataset and how to make batches of it; each worker gets a copy. ``room_nbytes``: memory limit
+        for all copies of the dataset, in bytes; None: no limit. ``in_main_memory``: True if the dataset must have no
+        tensor on a GPU, which each worker would open too. Raise ValueError if it has one, or if the dataset cannot be
+        pickled, MemoryError if its copies exceed the limit, and OSError if a process cannot be started.
         """
         self._tickets = itertools.count(1)
         self._closing = False
@@ -71,9 +70,14 @@ class Workers:
                 self._take(worker)
         return all(worker.ready for worker in self._workers)
 
-    def ask(self, request: Request) -> int:
-        """Request a batch from the next worker. Return the ticket, a number that ``get`` takes to return this batch."""
+    def ask(self, request: Any, number: int | None = None) -> int:
+        """Request a batch from worker ``number``, by default the next one. Return the ticket for it.
+
+        The ticket is a number that ``get`` takes to return this batch.
+        """
         ticket = next(self._tickets)
+        while number is not None and ticket % len(self._workers) != number:
+            ticket = next(self._tickets)
         with contextlib.suppress(ConnectionError):  # ``get`` reports how the worker ended
             serialization.send(self._of(ticket).connection, Head(MessageKind.MAKE, ticket).packed(), request)
         return ticket
@@ -81,8 +85,8 @@ class Workers:
     def get(self, ticket: int) -> tuple[Any, float]:
         """Return the batch for ``ticket``, and the seconds that a worker spent on it. A cancelled batch is None.
 
-        Tickets must be used in the order in which ``ask`` returned them, but some may be skipped. Raise SampleError if
-        the user's dataset failed, and MemoryError or WorkerLostError if the worker failed.
+        The tickets of a worker must be used in the order in which ``ask`` returned them, but some may be skipped. Raise
+        SampleError if the user's dataset failed, and MemoryError or WorkerLostError if the worker failed.
         """
         worker = self._of(ticket)
         while True:
@@ -160,7 +164,7 @@ class _Worker:
     """The rank's side of one worker process."""
 
     def __init__(self, zygote: socket.socket, packed: int) -> None:
-        """Start the process. ``zygote``: connection to the zygote. ``packed``: descriptor of the serialized Source."""
+        """Start the process. ``zygote``: connection to the zygote. ``packed``: descriptor of the serialized Maker."""
         self.ready = False
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -174,7 +178,7 @@ class _Worker:
         self.child.close()
 
 
-def _packed(source: Source, room_nbytes: int | None, count: int, *, in_main_memory: bool) -> int:
+def _packed(source: Maker, room_nbytes: int | None, count: int, *, in_main_memory: bool) -> int:
     try:
         return serialization.pack(source, room_nbytes, count, in_main_memory=in_main_memory)
     except serialization.DeviceTensorError as error:

@@ -9,10 +9,9 @@ from torch.optim import Optimizer
 
 from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.sampling import Part
-from dltrain.data.feeding.feed import Feed
-from dltrain.data.feeding.loader import Loader
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
+from dltrain.train.steps.order import Order
 from dltrain.train.steps.step import Step
 
 
@@ -23,21 +22,16 @@ class StepBatches:
     """
 
     def __init__(
-        self,
-        loader: Loader,
-        part_of: Callable[[int], Part],
-        micro_batches: MicroBatches,
-        shares: Callable[[], Sequence[int]],
-        steps: int,
+        self, order: Order, micro_batches: MicroBatches, shares: Callable[[], Sequence[int]], steps: int
     ) -> None:
-        """Prepare the loading. ``part_of``: returns this rank's samples in a future step.
+        """Prepare the loading. ``order``: the order of the samples.
 
-        ``shares``: returns the present local batch sizes. ``steps``: number of steps of the training.
+        ``shares``: returns the present local batch sizes. ``steps``: number of steps of the training; 0: unknown.
         """
         self.spent_s = 0.0
-        self._part_of, self._micro_batches, self._shares, self._steps = part_of, micro_batches, shares, steps
+        self._part_of, self._micro_batches, self._shares, self._steps = order.part, micro_batches, shares, steps
         self._most = micro_batches.most(shares())
-        self._feed = Feed(loader, self._numbered, micro_batches.plan.seed, steps * self._most)
+        self._feed = order.feed(self._numbered, steps * self._most)
         self._number, self._parts = 0, list[Part]()
 
     def __enter__(self) -> Self:

@@ -37,6 +37,8 @@ class StepRequests(NamedTuple):
     """Copy the state to the pods' memory, from which a restart in the same pods resumes."""
     copies: bool = False
     """True if this rank is able to copy the state to its pod's memory. This is information, not a request."""
+    ending: bool = False
+    """True if the next step is the last one of the epoch, because this rank's stream ends. This is information, too."""
 
 
 class Step:
@@ -113,7 +115,8 @@ class Step:
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
         requested = float(requests.stop), float(requests.save), float(requests.keep)
-        shared = Shared(*self._late, *requested, square=team.parallel.square, copies=float(requests.copies))
+        copies, ending = float(requests.copies), float(requests.ending)
+        shared = Shared(*self._late, *requested, square=team.parallel.square, copies=copies, ending=ending)
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
