@@ -158,6 +158,8 @@ class CheckpointRef(Record):
 class Expectation(Record):
     """The times in seconds that the operator predicted: median and p90 of a step, and the whole training.
 
+    The time in which init containers fetch the data is not included.
+
     The trainer shows the predicted times of a step and of the training in its run report, and exports the predicted
     step time as a metric.
     """

@@ -28,13 +28,14 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
 
     ``predicted``: the prediction for its whole training. If it has no times, return UNKNOWN (infinite percentiles).
     ``status``: status of the job. If the job has run before, it continues from its last checkpoint, so the steps before
-    that are not included.
+    that are not included. Its new pods fetch the data again.
     """
     if run_p90_s(predicted) is None:
         return UNKNOWN
     saved, done = status.last_checkpoint, status.progress
     left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None and done.steps else 1.0
-    return interval(predicted.total_seconds * left, _spread(predicted))
+    rest_s = predicted.total_seconds - predicted.fetch_seconds
+    return interval(predicted.fetch_seconds + rest_s * left, _spread(predicted))
 
 
 def left_part(status: DLJobStatus, *, running: bool) -> float:
@@ -115,6 +116,17 @@ def start_s(status: DLJobStatus) -> float | None:
     if startup is None or startup.total_seconds is None:
         return None
     return max(0.0, startup.total_seconds - (startup.admission_seconds or 0.0))
+
+
+def start_without_data_s(status: DLJobStatus) -> float | None:
+    """Return ``start_s`` without the time in which the pods fetched the job's data, which is a part of its run time.
+
+    Ranks fetch shards of the data themselves. Nobody measures that time, which the result therefore includes.
+    """
+    found = start_s(status)
+    if found is None or status.startup is None:
+        return None
+    return max(0.0, found - (status.startup.fetch_seconds or 0.0))
 
 
 def restart_s(status: DLJobStatus) -> float:

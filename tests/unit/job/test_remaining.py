@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from dljob.api import Condition, ConditionStatus, DLJobStatus
-from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time
+from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time, start_s, start_without_data_s
 from dljob.scheduling import UNKNOWN
 
 
@@ -40,6 +42,33 @@ def test_interruptions_lengthen_the_remaining_time() -> None:
     assert predicted.interrupted == 1.5
     often = often.model_copy(update={"plan": often.plan.model_copy(update={"predicted": predicted})})
     assert remaining_p90_s(often) == 450.0
+
+
+def test_a_job_that_starts_again_fetches_its_data_again() -> None:
+    fetches = status(step=80, total_s=1300.0)
+    assert fetches.plan is not None
+    saved = {"step": 75, "time": "2026-11-23T06:00:00Z"}
+    fetches = DLJobStatus.model_validate(fetches.manifest() | {"lastCheckpoint": saved})
+    predicted = fetches.plan.predicted.model_copy(update={"fetch_seconds": 300.0})
+    assert run_time(predicted, fetches).p50 == 300.0 + 0.25 * 1000.0
+    assert predicted.interrupted == 1.0
+
+
+@pytest.mark.parametrize(
+    ("startup", "whole_s", "without_s"),
+    [
+        (None, None, None),
+        ({"admissionSeconds": 2.0, "podsSeconds": 70.0}, None, None),
+        ({"admissionSeconds": 2.0, "totalSeconds": 102.0}, 100.0, 100.0),
+        ({"admissionSeconds": 2.0, "fetchSeconds": 75.0, "totalSeconds": 102.0}, 100.0, 25.0),
+        ({"fetchSeconds": 200.0, "totalSeconds": 100.0}, 100.0, 0.0),
+    ],
+    ids=["unknown", "not yet", "no data", "data", "clocks differ"],
+)
+def test_measured_start(startup: dict[str, float] | None, whole_s: float | None, without_s: float | None) -> None:
+    """The time to fetch data counts once: it is a part of the predicted run time, and of what a restart takes."""
+    found = DLJobStatus.model_validate({} if startup is None else {"startup": startup})
+    assert (start_s(found), start_without_data_s(found)) == (whole_s, without_s)
 
 
 def test_run_time_of_a_job_without_a_prediction_is_unknown() -> None:

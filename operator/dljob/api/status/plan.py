@@ -16,7 +16,21 @@ class Predicted(ApiModel):
     step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the step time.")]
     compute_seconds: Annotated[float, Field(ge=0, description="Part of the step: computing on the slowest rank.")] = 0
     communication_seconds: Annotated[float, Field(ge=0, description="Part of the step: exposed communication.")] = 0
-    total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training, with its evaluations.")]
+    total_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time of the whole training: fetching its data, all steps, evaluations and interruptions.",
+        ),
+    ]
+    fetch_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Part of totalSeconds: the nodes fetch the data of an http, https or s3 uri before the first "
+            "step. 0 also if dataset.samples or dataset.sampleBytes is unset.",
+        ),
+    ] = 0
     evaluation_seconds: Annotated[
         float,
         Field(
@@ -54,9 +68,9 @@ class Predicted(ApiModel):
 
     @property
     def interrupted(self) -> float:
-        """Return the factor by which interruptions of nodes lengthen a training, at least 1."""
-        calm_s = self.total_seconds - self.interruption_seconds
-        return self.total_seconds / calm_s if calm_s > 0 else 1.0
+        """Return the factor by which interruptions of nodes lengthen a training after its first step, at least 1."""
+        calm_s = self.total_seconds - self.fetch_seconds - self.interruption_seconds
+        return 1 + self.interruption_seconds / calm_s if calm_s > 0 else 1.0
 
     def expense(self, minimize: Minimize) -> float | None:
         """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.

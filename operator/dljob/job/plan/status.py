@@ -34,6 +34,7 @@ def predicted(prediction: Prediction) -> Predicted:
         compute_seconds=figures(prediction.compute_s),
         communication_seconds=figures(prediction.communication_s),
         total_seconds=figures(prediction.total_s),
+        fetch_seconds=figures(prediction.fetch_s),
         evaluation_seconds=figures(prediction.evaluations_s),
         interruption_seconds=figures(prediction.interruption_s),
         samples_per_second=figures(prediction.samples_per_s),

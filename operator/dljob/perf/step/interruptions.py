@@ -34,6 +34,8 @@ class Interruptions:
     """Seconds between checkpoints; None: the trainer chooses this interval."""
     checkpoints: bool = True
     """False if the job writes no checkpoints. Each interruption then loses all training so far."""
+    restart_s: float = RESTART_S
+    """Seconds from an interruption to the first new step."""
 
     def expected_s(self, work_s: Number, nodes: Number) -> Number:
         """Return the expected seconds of a training on ``nodes`` nodes that takes ``work_s`` without interruptions.
@@ -49,7 +51,7 @@ class Interruptions:
         segment_s = interval_s + cost_s
         exponent = np.minimum(segment_s * rate, MAX_EXPONENT)
         lost = np.expm1(exponent) / exponent * segment_s / interval_s
-        return np.asarray(work_s * np.exp(np.minimum(RESTART_S * rate, MAX_EXPONENT)) * lost)
+        return np.asarray(work_s * np.exp(np.minimum(self.restart_s * rate, MAX_EXPONENT)) * lost)
 
     def expected(self, total_s: float, nodes: int) -> float:
         """Return the expected number of interruptions of a job on ``nodes`` nodes within ``total_s`` seconds."""
@@ -59,7 +61,7 @@ class Interruptions:
         """Return the seconds by which the 90th percentile of the time of a training exceeds ``expected_s``.
 
         Only the number and the time of interruptions are uncertain here; without interruptions, return 0. Each
-        interruption loses a time L that is uniform between R and T + R, where R is ``RESTART_S`` and T is the
+        interruption loses a time L that is uniform between R and T + R, where R is ``restart_s`` and T is the
         checkpoint interval. The variance of the sum of such losses (compound Poisson) is the expected number of
         interruptions times the mean of L².
         """
@@ -67,7 +69,7 @@ class Interruptions:
             return 0.0
         count = self.expected(float(self.expected_s(work_s, nodes)), nodes)
         interval_s = float(self._interval_s(work_s, nodes))
-        square = interval_s**2 / 3 + interval_s * RESTART_S + RESTART_S**2
+        square = interval_s**2 / 3 + interval_s * self.restart_s + self.restart_s**2
         return P90 * float(np.sqrt(count * square))
 
     def _rate(self, nodes: Number) -> Number:

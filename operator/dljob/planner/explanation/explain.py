@@ -16,7 +16,7 @@ from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
-from dljob.planner.types.texts import duration, duration_at_least, grams, joules, plain, samples
+from dljob.planner.types.texts import duration, duration_at_least, grams, joules, of_which, plain, samples
 
 MAX_RATIO = 100.0
 """Largest ratio of a plan's time to the time until the deadline that texts state. Texts call larger ones 'more than'
@@ -281,14 +281,16 @@ def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str],
 
 def _missed(request: Request, chosen: Choice) -> str:
     """Return the warning that not even ``chosen``, the fastest plan, meets the deadline of the request."""
-    p90_s = chosen.prediction.total_p90_s
+    p = chosen.prediction
+    total_s, p90_s = p.total_s, p.total_p90_s
     assert request.deadline_s is not None
     if request.paced:
         return f"no plan meets the deadline: the fastest one takes {_lateness(request, p90_s)}"
     p90_s += objective.STARTUP_S
     return (
         f"spec.objective.deadline: no plan meets the deadline of {duration(request.deadline_s)}: the fastest one "
-        f"takes {duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
+        f"takes {duration(total_s)} (median{of_which(total_s, p.fetch_s, p.evaluations_s)}), or "
+        f"{duration(p90_s)} (p90, with start-up), which is "
         f"{duration(p90_s - request.deadline_s)} too long. Raise the deadline to {duration_at_least(p90_s)}, allow "
         "more or faster nodes, or train for fewer steps"
     )

@@ -54,6 +54,8 @@ class Prediction:
     """90th percentile of the time of the whole training. A deadline must allow this time."""
     evaluations_s: float = 0.0
     """Part of ``total_s``: evaluations of a built-in model at the end of each epoch and of the training."""
+    fetch_s: float = 0.0
+    """Part of ``total_s``: the nodes fetch the job's data before the first step; 0 if its size is unknown."""
     carbon_g: float | None = None
     """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruptions, STORE_BANDWIDTH_Bps
+from dljob.perf.step.interruptions import RESTART_S, CHECKPOINT_BANDWIDTH_Bps, Interruptions, STORE_BANDWIDTH_Bps
 from dljob.perf.workload.workload import Workload
 from dljob.planner.types import Prediction, Request
 
@@ -20,12 +20,12 @@ def checkpoint_s(workload: Workload, *, in_store: bool = False) -> float:
     return max(SHORTEST_CHECKPOINT_S, nbytes / (STORE_BANDWIDTH_Bps if in_store else CHECKPOINT_BANDWIDTH_Bps))
 
 
-def interruptions_of(request: Request, workload: Workload, writers: int = 1) -> Interruptions:
+def interruptions_of(request: Request, workload: Workload, writers: int = 1, refetch_s: float = 0.0) -> Interruptions:
     """Return the model of a job's interruptions in the request's domain (part of the cluster), such as spot nodes.
 
     It has the interruptions per hour of one node, and the cost and interval of the job's checkpoints. A checkpoint
     costs the training time in which a rank copies, hashes and writes its part. ``writers``: number of ranks that each
-    write a part of the state.
+    write a part of the state. ``refetch_s``: seconds in which a new node fetches the job's data.
     """
     write_s = checkpoint_s(workload, in_store=request.checkpoints_in_store)
     return Interruptions(
@@ -33,18 +33,22 @@ def interruptions_of(request: Request, workload: Workload, writers: int = 1) -> 
         max(SHORTEST_CHECKPOINT_S, write_s / writers),
         request.checkpoint_interval_s,
         request.checkpoints,
+        RESTART_S + refetch_s,
     )
 
 
-def interrupted(found: Prediction, request: Request, workload: Workload, nodes: int, writers: int = 1) -> Prediction:
+def interrupted(
+    found: Prediction, request: Request, workload: Workload, nodes: int, writers: int = 1, refetch_s: float = 0.0
+) -> Prediction:
     """Add what interruptions cost to ``found``, the prediction of a plan without interruptions.
 
     ``nodes``: number of nodes in the plan. ``writers``: number of its ranks that each write a part of a checkpoint.
-    Return ``found`` if the nodes of the request's domain are never interrupted.
+    ``refetch_s``: seconds in which a new node fetches the job's data. Return ``found`` if the nodes of the request's
+    domain are never interrupted.
     """
     if not request.domain.interruptions_per_h:
         return found
-    model = interruptions_of(request, workload, writers)
+    model = interruptions_of(request, workload, writers, refetch_s)
     total_s = float(model.expected_s(found.total_s, nodes))
     longer = total_s / found.total_s
     return replace(
