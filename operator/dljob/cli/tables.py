@@ -86,7 +86,7 @@ def decision(found: Decision) -> list[str]:
     lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
     lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
-    if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s):
+    if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s):
         lines.append(f"Training:   {duration(p.total_s)}{parts}")
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.data_text:

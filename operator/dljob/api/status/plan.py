@@ -20,7 +20,8 @@ class Predicted(ApiModel):
         float,
         Field(
             ge=0,
-            description="Time of the whole training: fetching its data, all steps, evaluations and interruptions.",
+            description="Time of the whole training: fetching its data, all steps, evaluations, checkpoints and "
+            "interruptions.",
         ),
     ]
     fetch_seconds: Annotated[
@@ -37,12 +38,20 @@ class Predicted(ApiModel):
             ge=0, description="Part of totalSeconds: evaluations of a built-in model, after each epoch and at the end."
         ),
     ] = 0
+    checkpoint_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Part of totalSeconds: training time that checkpoints cost, also the last one. 0 if the script "
+            "writes them itself (framework Torchrun or MPI).",
+        ),
+    ] = 0
     interruption_seconds: Annotated[
         float,
         Field(
             ge=0,
-            description="Part of totalSeconds: restarts, repeated steps and checkpoints, because nodes of the plan are "
-            "interrupted, such as spot nodes.",
+            description="Part of totalSeconds: restarts and repeated steps, because nodes of the plan are interrupted, "
+            "such as spot nodes.",
         ),
     ] = 0
     samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]

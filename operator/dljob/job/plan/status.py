@@ -36,6 +36,7 @@ def predicted(prediction: Prediction) -> Predicted:
         total_seconds=figures(prediction.total_s),
         fetch_seconds=figures(prediction.fetch_s),
         evaluation_seconds=figures(prediction.evaluations_s),
+        checkpoint_seconds=figures(prediction.checkpoints_s),
         interruption_seconds=figures(prediction.interruption_s),
         samples_per_second=figures(prediction.samples_per_s),
         energy_joules=None if prediction.energy_J is None else figures(prediction.energy_J),

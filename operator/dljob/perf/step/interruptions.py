@@ -1,4 +1,4 @@
-"""Time of a training whose nodes are interrupted, such as spot nodes.
+"""Time of a training that writes checkpoints, and whose nodes may be interrupted, such as spot nodes.
 
 Interruptions of a node are a Poisson process. After each one, the job starts again from its last checkpoint.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlcontract.checkpoint.interval import best_interval_s
+from dlcontract.checkpoint.interval import BETWEEN_POD_FAULTS_S, FIRST_S, best_interval_s
 from dljob.perf.step.communication import Number
 from dljob.perf.step.step import P90
 
@@ -53,6 +53,20 @@ class Interruptions:
         lost = np.expm1(exponent) / exponent * segment_s / interval_s
         return np.asarray(work_s * np.exp(np.minimum(self.restart_s * rate, MAX_EXPONENT)) * lost)
 
+    def written(self, work_s: float, nodes: int) -> float:
+        """Return the expected number of checkpoints of a training that takes ``work_s`` seconds without them.
+
+        They are one after each interval, of which the last one comes at the end of the training. If the trainer chooses
+        the interval, the first one comes after ``FIRST_S``, and shows the cost. While a checkpoint is being written,
+        none begins. The result is 0 if the job writes no checkpoints.
+        """
+        if not self.checkpoints:
+            return 0.0
+        if self.interval_s is not None:
+            return max(1.0, work_s / max(self.interval_s, self.checkpoint_s))
+        later_s = work_s - FIRST_S
+        return 1.0 if later_s <= 0 else 1.0 + max(1.0, later_s / max(self._chosen_s(nodes), self.checkpoint_s))
+
     def expected(self, total_s: float, nodes: int) -> float:
         """Return the expected number of interruptions of a job on ``nodes`` nodes within ``total_s`` seconds."""
         return total_s * float(self._rate(nodes))
@@ -79,14 +93,22 @@ class Interruptions:
     def _interval_s(self, work_s: Number, nodes: Number) -> Number:
         """Return the seconds between checkpoints: the interval in the spec, or the one that the trainer would choose.
 
-        The trainer chooses ``best_interval_s`` of the seconds to write a checkpoint and the mean seconds between
-        interruptions of the job. The result is at most ``work_s``, and equal to it without checkpoints.
+        The result is at most ``work_s``, and equal to it without checkpoints.
         """
         if not self.checkpoints:
             return np.maximum(work_s, 1e-9)
         if self.interval_s is not None:
             return np.minimum(self.interval_s, np.maximum(work_s, 1e-9))
         numbers, number_of = np.unique(nodes, return_inverse=True)
-        found = np.array([best_interval_s(self.checkpoint_s, 1 / float(self._rate(n))) for n in numbers.tolist()])
+        found = np.array([self._chosen_s(n) for n in numbers.tolist()])
         chosen = np.asarray(found[number_of].reshape(np.shape(nodes)), dtype=np.float64)
         return np.minimum(chosen, np.maximum(work_s, 1e-9))
+
+    def _chosen_s(self, nodes: float) -> float:
+        """Return the checkpoint interval that the trainer would choose at the start of a job on ``nodes`` nodes.
+
+        It is ``best_interval_s`` of the seconds to write a checkpoint and the mean seconds between interruptions of the
+        job. If nodes are never interrupted, pods are assumed to fail every ``BETWEEN_POD_FAULTS_S`` seconds.
+        """
+        between_s = 3600 / self.per_node_h if self.per_node_h else BETWEEN_POD_FAULTS_S
+        return best_interval_s(self.checkpoint_s, between_s / nodes)

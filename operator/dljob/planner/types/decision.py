@@ -61,7 +61,9 @@ class Prediction:
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
     interruption_s: float = 0.0
-    """Part of ``total_s``: restarts, repeated steps and checkpoints because of these interruptions."""
+    """Part of ``total_s``: restarts and repeated steps because of these interruptions."""
+    checkpoints_s: float = 0.0
+    """Part of ``total_s``: the training time that checkpoints cost; 0 if the job's script writes them itself."""
 
     @property
     def step_p10_s(self) -> float:

@@ -362,8 +362,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False, started: bool = Fa
     status = accepted.status
     predicted, times = status.predicted, "no predicted time"
     if predicted.step_seconds > 0:
-        total_s = predicted.total_seconds
-        parts = of_which(total_s, predicted.fetch_seconds, predicted.evaluation_seconds)
+        p, total_s = predicted, predicted.total_seconds
+        parts = of_which(total_s, p.fetch_seconds, p.evaluation_seconds, p.checkpoint_seconds)
         training = f"training {duration(total_s)}{parts}" if total_s else "no predicted run time"
         times = f"predicted step {duration(predicted.step_seconds)}, {training}"
     if status.structure:

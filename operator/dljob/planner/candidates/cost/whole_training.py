@@ -13,8 +13,8 @@ def whole_training(
 ) -> Prediction:
     """Add to ``found``, the prediction of all steps and evaluations of a plan, what else its training takes.
 
-    Before the first step, the nodes fetch their data. Interruptions of nodes cause restarts, in which a new node
-    fetches its data.
+    Before the first step, the nodes fetch their data. Ranks write checkpoints. Interruptions of nodes cause restarts,
+    in which a new node fetches its data.
 
     ``groups``: the nodes of the plan. ``part``: the largest part of the global batch that the ranks of a node compute.
     ``writers``: number of ranks that each write a part of a checkpoint.

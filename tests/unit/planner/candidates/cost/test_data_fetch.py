@@ -124,7 +124,8 @@ def test_screening_counts_the_fetch(sharded: bool, interruptions_per_h: float) -
         assert isinstance(exact, Choice)
         p = exact.prediction
         assert p.fetch_s > p.total_s / 6
-        beside_s = p.evaluations_s * (1 if not p.interruption_s else p.total_s / (p.total_s - p.interruption_s))
+        trained_s = p.total_s - p.fetch_s
+        beside_s = p.evaluations_s * trained_s / (trained_s - p.interruption_s)
         # The screen leaves out that a new node fetches the data again.
         tolerance = 0.05 if interruptions_per_h else 0.03
         assert found.step_s[0] * request.total_steps == pytest.approx(p.total_s - beside_s, rel=tolerance)
@@ -142,20 +143,25 @@ def test_a_new_node_fetches_the_data_again() -> None:
     spot = replace(request, domain=replace(request.domain, interruptions_per_h=2.0))
     model = interruptions_of(spot, workload_of(request))
     assert model.restart_s == RESTART_S
-    calm_s = bare.total_s - bare.interruption_s
+    calm_s = bare.total_s - bare.interruption_s - bare.checkpoints_s
     expected_s = float(replace(model, restart_s=RESTART_S + 100.0).expected_s(calm_s, 2))
     assert with_data.total_s == pytest.approx(expected_s + with_data.fetch_s)
 
 
 @pytest.mark.parametrize(
-    ("fetch_s", "evaluations_s", "text"),
+    ("fetch_s", "evaluations_s", "checkpoints_s", "text"),
     [
-        (0.0, 0.0, ""),
-        (5.0, 5.0, ""),
-        (100.0, 0.0, ", of which fetching the data takes 1m40s"),
-        (0.0, 12.34, ", of which evaluations take 12.3s"),
-        (100.0, 12.34, ", of which fetching the data takes 1m40s and evaluations take 12.3s"),
+        (0.0, 0.0, 0.0, ""),
+        (5.0, 5.0, 5.0, ""),
+        (100.0, 0.0, 0.0, ", of which fetching the data takes 1m40s"),
+        (0.0, 12.34, 1.0, ", of which evaluations take 12.3s"),
+        (100.0, 12.34, 0.0, ", of which fetching the data takes 1m40s and evaluations take 12.3s"),
+        (0.0, 0.0, 7.0, ", of which checkpoints take 7s"),
+        (
+            90.0, 12.34, 7.0,
+            ", of which fetching the data takes 1m30s, evaluations take 12.3s and checkpoints take 7s",
+        ),
     ],
-)
-def test_only_large_parts_are_shown(fetch_s: float, evaluations_s: float, text: str) -> None:
-    assert of_which(120.0, fetch_s, evaluations_s) == text
+)  # fmt: skip
+def test_only_large_parts_are_shown(fetch_s: float, evaluations_s: float, checkpoints_s: float, text: str) -> None:
+    assert of_which(120.0, fetch_s, evaluations_s, checkpoints_s) == text
