@@ -60,7 +60,8 @@ def slowdown(status: DLJobStatus) -> float:
 def steps_time(steps: int, step_s: float, predicted_s: float, predicted_p90_s: float) -> Interval:
     """Return percentiles (10th, 50th, 90th) of the seconds of ``steps`` steps.
 
-    ``step_s``: median seconds of a step, measured where possible, with its part of the expected interruptions.
+    ``step_s``: median seconds of a step, measured where possible, with its part of the evaluations, checkpoints and
+    expected interruptions (``Predicted.per_step_s``).
     ``predicted_s``, ``predicted_p90_s``: median and 90th percentile of the predicted step time, whose ratio is the
     relative uncertainty; 0 if nothing is predicted.
     """
@@ -72,7 +73,8 @@ def remaining(status: DLJobStatus) -> Interval:
 
     A job that has ended needs 0 s. If the number of steps is not known yet, return the time of the whole training.
     Return UNKNOWN (infinite) if there is no plan or no step time. A measured step time replaces the predicted
-    one. The relative uncertainty is that of the prediction. On spot nodes, the expected interruptions are included.
+    one. The relative uncertainty is that of the prediction. Evaluations, checkpoints and, on spot nodes, the expected
+    interruptions are included.
     """
     if status.phase in (Phase.COMPLETE, Phase.FAILED):
         return OVER
@@ -85,7 +87,8 @@ def remaining(status: DLJobStatus) -> Interval:
     if step_s <= 0:
         return UNKNOWN
     left = done.steps - done.step
-    return steps_time(left, predicted.interrupted * step_s, predicted.step_seconds, predicted.step_seconds_p90)
+    each_s = predicted.per_step_s(step_s, done.steps)
+    return steps_time(left, each_s, predicted.step_seconds, predicted.step_seconds_p90)
 
 
 def remaining_p90_s(status: DLJobStatus) -> float | None:

@@ -177,7 +177,7 @@ def _from_report(
             steps_repeated=report.steps_repeated or None,
         )
     if report.target is not None and accepted is not None and accepted.plan.until is not None:
-        changes["target"] = _target(report, report.target, accepted.plan.until.metric, done)
+        changes["target"] = _target(report, report.target, accepted, done)
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
     if report.last_checkpoint is not None:
@@ -191,8 +191,10 @@ def _from_report(
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not (done or other_plan):
         expected = accepted.plan.expected if accepted is not None else None
         predicted = (expected.step_s, expected.step_p90_s) if expected is not None else (0.0, 0.0)
-        longer = accepted.status.predicted.interrupted if accepted is not None else 1.0
-        left = steps_time(report.steps - report.step, longer * report.step_s, *predicted)
+        step_s = report.step_s
+        if accepted is not None:
+            step_s = accepted.status.predicted.per_step_s(step_s, report.steps)
+        left = steps_time(report.steps - report.step, step_s, *predicted)
         changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
@@ -251,20 +253,22 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
     )
 
 
-def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
+def _target(report: Report, target: TargetProgress, accepted: StoredPlan, done: bool) -> TargetStatus:
     """Return the progress to the target of ``spec.until``: values of the metric, and the forecast in seconds.
 
     The forecast counts from the time of the report. It is left out if the report has no forecast or no step time, if
     the job has ended (``done``), or if the forecast's ``latest_step`` is beyond the last step of the training.
     """
+    assert accepted.plan.until is not None
+    metric = accepted.plan.until.metric
     found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
     ahead = target.forecast
     last = report.steps or None
     if ahead is None or done or not report.step_s or (last is not None and ahead.latest_step > last):
         return found
+    each_s = report.step_s if last is None else accepted.status.predicted.per_step_s(report.step_s, last)
     left = [
-        figures(max(0, step - report.step) * report.step_s)
-        for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
+        figures(max(0, step - report.step) * each_s) for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
     ]
     names = ("remaining_seconds", "remaining_seconds_earliest", "remaining_seconds_latest")
     return found.model_copy(update=dict(zip(names, left, strict=True)))

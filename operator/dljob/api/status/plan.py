@@ -75,11 +75,16 @@ class Predicted(ApiModel):
         ),
     ] = ""
 
-    @property
-    def interrupted(self) -> float:
-        """Return the factor by which interruptions of nodes lengthen a training after its first step, at least 1."""
-        calm_s = self.total_seconds - self.fetch_seconds - self.interruption_seconds
-        return 1 + self.interruption_seconds / calm_s if calm_s > 0 else 1.0
+    def per_step_s(self, step_s: float, steps: int) -> float:
+        """Return the seconds of the training for each of its ``steps`` steps, each of which takes ``step_s`` seconds.
+
+        Beside the step, they are its part of evaluations and interruptions of nodes, which take longer if steps do, and
+        of checkpoints, which do not. The data is fetched before the first step.
+        """
+        slowed_s = self.evaluation_seconds + self.interruption_seconds
+        steps_s = self.total_seconds - self.fetch_seconds - self.checkpoint_seconds - slowed_s
+        longer = 1 + slowed_s / steps_s if steps_s > 0 else 1.0
+        return longer * step_s + self.checkpoint_seconds / max(1, steps)
 
     def expense(self, minimize: Minimize) -> float | None:
         """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.
