@@ -276,7 +276,7 @@ def _missed(request: Request, chosen: Choice) -> str:
     assert request.deadline_s is not None
     if request.paced:
         return f"no plan meets the deadline: the fastest one takes {_lateness(request, p90_s)}"
-    p90_s += objective.STARTUP_S
+    p90_s += objective.start_s(request)
     parts = of_which(total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s)
     return (
         f"spec.objective.deadline: no plan meets the deadline of {duration(request.deadline_s)}: the fastest one "
@@ -295,6 +295,6 @@ def _lateness(request: Request, total_p90_s: float) -> str:
     assert request.deadline_s is not None
     if not request.paced:
         return f"{duration(total_p90_s)} (p90)"
-    ratio = (total_p90_s + objective.STARTUP_S) / request.deadline_s
+    ratio = (total_p90_s + objective.start_s(request)) / request.deadline_s
     times = f"{ratio:.3g} times" if ratio < MAX_RATIO else f"more than {MAX_RATIO:g} times"
     return f"{times} the time that is left for the remaining steps (p90, with start-up)"

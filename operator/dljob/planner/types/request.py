@@ -132,6 +132,9 @@ class Request:
     """True if ``memory_least_nbytes`` follows from the measured memory of earlier runs."""
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
+    measured_start_s: float | None = None
+    """Seconds from new pods to the first step, without fetching data, in earlier runs of the job's model; None:
+    unknown. ``plan`` sets this field."""
     paced: bool = False
     """True if ``deadline_s`` is not the user's deadline, but the seconds that a whole training may take so that its
     remaining steps end in time. Texts then give ratios, which also hold for the remaining steps, instead of times."""
