@@ -204,6 +204,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "weight of no namespace": ({"queue": {"weights": {"Team A": 2}}}, ("Team A",)),
     "no bandwidth": ({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": "0"}}}}, ("bandwidth",)),
     "no bandwidth with a unit": ({"jobDefaults": {"topology": {"betweenRacks": {"bandwidth": "0.0G"}}}}, ("bandwidth",)),
+    "no source bandwidth": ({"jobDefaults": {"dataset": {"sourceBandwidth": "0"}}}, ("sourceBandwidth",)),
     "no scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": "0"}}}}, ("scratch", "size")),
     "two forms of carbon intensity": (
         {"jobDefaults": {"energy": {"carbon": {"gramsPerKwh": 0, "gramsPerKwhByHour": [1] * 24}}}},

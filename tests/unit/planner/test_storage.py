@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from dljob.api import DLJobSpec
 from dljob.cli import tables
 from dljob.cluster import ClusterView
+from dljob.job.defaults import parse_defaults, site_of
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.trainer import enough_for_shards
 from dljob.perf.resources.data_fetch import fetch_s
 from dljob.planner import Decision, Infeasible, Storage, plan
+from dljob.planner.types.texts import duration
 from support.builders import Json, nodes
 
 GI = 2**30
@@ -163,3 +165,16 @@ def test_without_shards_any_rank_may_be_lost() -> None:
     assert enough_for_shards(None, [[4], [4]]) == 1
     assert enough_for_shards(Storage(1, 10), [[4], [4]]) == 1
     assert enough_for_shards(replace(Storage(100, 90), sharded=True), [[4], [4]]) == 1
+
+
+@pytest.mark.parametrize(("bandwidth", "seconds"), [(None, 4 * 40e9 / 1.25e9), ("10G", 80.0), ("100M", 1600.0)])
+def test_administrator_states_the_rate_of_the_source(bandwidth: str | None, seconds: float) -> None:
+    """It sends 40 GB to each of four nodes, whose disks write 0.5 GB/s."""
+    defaults = parse_defaults({"dataset": {"sourceBandwidth": bandwidth}} if bandwidth else {})
+    spec = DLJobSpec.model_validate({
+        "model": {"name": "lenet"}, "dataset": DATA, "globalBatchSize": 240, "epochs": 1, "nodes": {"min": 4, "max": 4},
+    })  # fmt: skip
+    found = plan(planner_request("job", spec, site=site_of(defaults)), cluster(4), {})
+    assert isinstance(found, Decision)
+    assert found.chosen.prediction.fetch_s == pytest.approx(seconds)
+    assert found.data_text is not None and f"fetched in {duration(seconds)}; with Sharded" in found.data_text

@@ -84,7 +84,7 @@ def prices(request: Request, chosen: Choice, parts: Sequence[Part]) -> str | Non
     nbytes = full if need.sharded else shards
     times = {
         used: duration(chosen.prediction.fetch_s),
-        other: duration(float(fetch_s(sum(nbytes), max(nbytes), rate_Bps))),
+        other: duration(float(fetch_s(sum(nbytes), max(nbytes), rate_Bps, request.data_source_Bps))),
     }
     texts = {
         "Sharded": f"at most {gibibytes(max(shards))} on a node, fetched in {times['Sharded']}",

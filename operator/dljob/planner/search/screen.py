@@ -170,7 +170,8 @@ class Screen:
         if self._fetches:
             count = np.maximum(rows.total_nodes, 1).astype(float)
             nbytes = fetched_nbytes(self.request, count, 1 / count)
-            fetch_s = data_fetch.fetch_s(*nbytes, rows.smallest(self._fetch_Bps)) / max(1, self.request.total_steps)
+            fetch_s = data_fetch.fetch_s(*nbytes, rows.smallest(self._fetch_Bps), self.request.data_source_Bps)
+            fetch_s = fetch_s / max(1, self.request.total_steps)
             with np.errstate(invalid="ignore"):
                 step_s, p90 = step_s + fetch_s, p90 * (1 + fetch_s / step_s)
             energy_J = energy_J + fetch_s * rows.summed(self._resting_W)

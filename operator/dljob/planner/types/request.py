@@ -11,6 +11,7 @@ from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
 from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.perf.resources.data_fetch import SOURCE_BANDWIDTH_Bps
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
 from dljob.perf.workload.observed import Structure
@@ -201,6 +202,8 @@ class Request:
     used as they are."""
     storage: Storage | None = None
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
+    data_source_Bps: float = SOURCE_BANDWIDTH_Bps
+    """Bandwidth of the server or object store from which nodes fetch data, for all nodes together."""
     volumes: tuple[VolumeLimit, ...] = ()
     """The claims of the job that only some nodes can mount."""
     refused_ranks: frozenset[int] = frozenset()

@@ -51,7 +51,7 @@ def fetched_nbytes(request: Request, nodes: Number, part: Number) -> tuple[Numbe
 def refetch_s(request: Request, groups: Sequence[Nodes], part: float) -> float:
     """Return the seconds in which one node of a plan fetches its data, such as a new node in place of a lost one."""
     _, nbytes = fetched_nbytes(request, 1, part)
-    return float(data_fetch.fetch_s(nbytes, nbytes, _slowest_Bps(groups)))
+    return float(data_fetch.fetch_s(nbytes, nbytes, _slowest_Bps(groups), request.data_source_Bps))
 
 
 def with_fetch(found: Prediction, request: Request, groups: Sequence[Nodes], part: float) -> Prediction:
@@ -61,7 +61,7 @@ def with_fetch(found: Prediction, request: Request, groups: Sequence[Nodes], par
     nodes of the plan. ``part``: see ``fetched_nbytes``.
     """
     nbytes = fetched_nbytes(request, sum(group.count for group in groups), part)
-    seconds = float(data_fetch.fetch_s(*nbytes, _slowest_Bps(groups)))
+    seconds = float(data_fetch.fetch_s(*nbytes, _slowest_Bps(groups), request.data_source_Bps))
     if not seconds:
         return found
     total_s, idle_J, usd = found.total_s + seconds, 0.0, 0.0
