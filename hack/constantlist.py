@@ -49,9 +49,9 @@ CONSTANTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ),
     (
         "`w_d`: writes to disk",
-        "`dljob probe`. No prediction of a step uses it. Each run measures how long its checkpoints take",
+        "`dljob probe`. Only the time to fetch data depends on it. Each run measures how long its checkpoints take",
         ("hardware.diskWriteBytesPerSecond",),
-        "none",
+        f"{DISK_BANDWIDTH_Bps / GB:g} GB/s",
     ),
     (
         "`r_m`, `w_m`: reads from and writes to memory",

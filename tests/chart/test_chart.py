@@ -205,6 +205,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "no bandwidth": ({"jobDefaults": {"topology": {"betweenZones": {"bandwidth": "0"}}}}, ("bandwidth",)),
     "no bandwidth with a unit": ({"jobDefaults": {"topology": {"betweenRacks": {"bandwidth": "0.0G"}}}}, ("bandwidth",)),
     "no bytes of scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": 0}}}}, ("scratch", "size")),
+    "no source bandwidth": ({"jobDefaults": {"dataset": {"sourceBandwidth": "0"}}}, ("sourceBandwidth",)),
     "no scratch space": ({"jobDefaults": {"trainer": {"scratch": {"size": "0"}}}}, ("scratch", "size")),
     "two forms of carbon intensity": (
         {"jobDefaults": {"energy": {"carbon": {"gramsPerKwh": 0, "gramsPerKwhByHour": [1] * 24}}}},

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dlcontract.checkpoint.interval import FIRST_S
 from dlcontract.pods import CHECKPOINT_DIR
 from dlcontract.record import Name, Record
 
@@ -134,7 +135,7 @@ class CheckpointRef(Record):
             description="Location of the checkpoints in an object store. directory is then on the disk of each node.",
         ),
     ] = None
-    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    interval_s: Annotated[float, Field(gt=0)] = FIRST_S
     choose_interval: Annotated[
         bool,
         Field(description="True: ranks choose the interval once the cost of a checkpoint is measured."),
@@ -157,6 +158,8 @@ class CheckpointRef(Record):
 
 class Expectation(Record):
     """The times in seconds that the operator predicted: median and p90 of a step, and the whole training.
+
+    The time in which init containers fetch the data is not included.
 
     The trainer shows the predicted times of a step and of the training in its run report, and exports the predicted
     step time as a metric.

@@ -161,10 +161,27 @@ class NetworkDefaults(ApiModel):
 
     @field_validator("bandwidth")
     @classmethod
-    def _is_a_quantity(cls, value: str | None) -> str | None:
-        if value is not None and quantity(value) <= 0:
-            raise ValueError(f"found {value!r}; expected more than 0. Give bytes per second, such as 250M")
-        return value
+    def _is_positive(cls, value: str | None) -> str | None:
+        return _bandwidth(value)
+
+
+class DatasetDefaults(ApiModel):
+    """The server or object store from which nodes fetch data."""
+
+    source_bandwidth: Annotated[str | None, Field(max_length=32)] = None
+    """Bandwidth for all nodes together in bytes per second, as a Kubernetes quantity such as 5G. None: assumed."""
+
+    @field_validator("source_bandwidth")
+    @classmethod
+    def _is_positive(cls, value: str | None) -> str | None:
+        return _bandwidth(value)
+
+
+def _bandwidth(value: str | None) -> str | None:
+    """Return ``value`` if it is None, or a quantity that is more than 0. Otherwise raise ValueError."""
+    if value is not None and quantity(value) <= 0:
+        raise ValueError(f"found {value!r}; expected more than 0. Give bytes per second, such as 250M")
+    return value
 
 
 class TopologyDefaults(ApiModel):
@@ -184,6 +201,7 @@ class JobDefaults(ApiModel):
     energy: EnergyDefaults | None = None
     spot: SpotDefaults | None = None
     topology: TopologyDefaults | None = None
+    dataset: DatasetDefaults | None = None
 
     @property
     def empty(self) -> bool:

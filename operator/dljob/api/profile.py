@@ -377,6 +377,15 @@ class DLProfileStatus(FiniteModel):
             "Unset for other models.",
         ),
     ] = None
+    start_seconds: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=MAX_S,
+            description="Time from new pods to the first step, without fetching data: mean over runs that had no "
+            "failure. Plans with a deadline count it if it is longer than 20 s. Unset: not measured.",
+        ),
+    ] = None
     observed_jobs: Annotated[int, Field(ge=0, description="Runs whose measurements are in this profile.")] = 0
     updated: datetime | None = None
 

@@ -91,19 +91,22 @@ def learn(
     ranks: int = 1,
     computing_W: float | None = None,
     machine_nodes: int = 1,
+    start_s: float | None = None,
 ) -> Learned:
     """Return the one-device and link constants in ``before``, updated with the measurements of one more run.
 
-    These are the compute times on one device, the seconds to prepare a sample, and the latency and bandwidth of links.
+    These are the compute times on one device, the seconds to prepare a sample and to start a job, and the latency and
+    bandwidth of links.
     All other fields of the result have their defaults, so the caller must copy them from ``before``.
 
     ``steady``: measured steps of the training itself. ``probes``: short timings before the training. ``expected_s``:
     function from a batch to the seconds that the device catalogue predicts, to reject absurd measurements. ``fetch_s``:
     measured seconds to prepare a sample. ``computing_W``: measured power in watts of one device (of one CPU on CPU
-    nodes) while it computes. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of links. None
-    for these four: not measured. ``cores``: CPUs of each rank in the run; None on GPUs. ``ranks``: ranks on each CPU
-    node of the run. ``machine_nodes``: nodes of the run on one machine, whose cores they shared. Points that were
-    measured with other ``cores``, ``ranks`` or ``machine_nodes`` stay as they are.
+    nodes) while it computes. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of links.
+    ``start_s``: measured seconds of the job's start. None for these five: not measured. ``cores``: CPUs of each rank in
+    the run; None on GPUs. ``ranks``: ranks on each CPU node of the run. ``machine_nodes``: nodes of the run on one
+    machine, whose cores they shared. Points that were measured with other ``cores``, ``ranks`` or ``machine_nodes``
+    stay as they are.
 
     If the run has several times for one batch, their median counts, as at most ``RUN_STEPS`` observed steps. Its
     logarithm is averaged with that of the time in ``before``, weighted by the numbers of observed steps (``_merged``).
@@ -123,6 +126,7 @@ def learn(
         points=_bounded(sorted(points.values(), key=_key)),
         fetch_s=_moved(before.fetch_s, fetch_s, runs, 1e-9, 1e4),
         computing_W=_moved(before.computing_W, computing_W, runs, 1e-2, 1e5),
+        start_s=_moved(before.start_s, start_s, runs, 1e-1, 86400.0),
         link_latency_s=_moved(before.link_latency_s, link_latency_s, runs, 1e-7, 10.0),
         link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, runs, 1e3, 1e13),
     )

@@ -87,6 +87,7 @@ def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware
         memory_cores=scaling[1] if scaling else None,
         memory_Bps=one_Bps,
         disk_Bps=measure.disk.read_Bps if measure.disk and measure.disk.direct else None,
+        disk_write_Bps=measure.disk.write_Bps if measure.disk else None,
         near=_speed(measure.near),
         far=_speed(measure.far),
     )

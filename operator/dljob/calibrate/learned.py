@@ -124,6 +124,8 @@ class Learned:
     """Measured hardware of the device type. Only profiles with the model key ``hardware`` have it; otherwise None."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
+    start_s: float | None = None
+    """Seconds from new pods to the first step, without fetching data; None: not measured."""
     structure: Structure | None = None
     """Observed costs of a script that no spec describes; None for other models."""
     memory: tuple[MemoryPoint, ...] = ()

@@ -11,7 +11,7 @@ from dljob.perf.step.backends import source
 from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
-from dljob.planner.types.texts import duration, gibibytes, grams, joules, plain
+from dljob.planner.types.texts import duration, gibibytes, grams, joules, of_which, plain
 
 BAR = 30
 UNLIKE = 1.1
@@ -65,8 +65,6 @@ def _row(choice: Choice, chosen: bool) -> list[str]:
     ]
 
 
-SHOWN_PART = 0.05
-"""Smallest part of a training that its evaluations must take to be shown."""
 HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERGY", "COST"]
 
 
@@ -88,8 +86,8 @@ def decision(found: Decision) -> list[str]:
     lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
     lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
-    if p.evaluations_s > SHOWN_PART * p.total_s:
-        lines.append(f"Training:   {duration(p.total_s)}, of which evaluations take {duration(p.evaluations_s)}")
+    if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s):
+        lines.append(f"Training:   {duration(p.total_s)}{parts}")
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.data_text:
         lines.append(f"Dataset:    {found.data_text}")

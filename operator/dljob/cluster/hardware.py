@@ -56,6 +56,8 @@ class Hardware:
     memory_Bps: float | None = None
     """Memory bandwidth in copies by one core, or by a GPU."""
     disk_Bps: float | None = None
+    """Bandwidth of reads from the node's disk."""
+    disk_write_Bps: float | None = None
     near: LinkSpeed | None = None
     """Latency and bandwidth of messages between two ranks of a node."""
     far: LinkSpeed | None = None
@@ -118,6 +120,7 @@ class Hardware:
             growth_factors=_believed_terms("memory factors", self.growth_factors, MAX_GROWTH_FACTOR, doubts),
             memory_Bps=_believed_rate("memory", self.memory_Bps, memory, doubts, 1.0 if core is None else IMPOSSIBLE),
             disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
+            disk_write_Bps=_believed_rate("writes to disk", self.disk_write_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
             far=_believed_link("link between nodes", self.far, doubts),
             background_cpu=background_cpu,

@@ -9,12 +9,14 @@ from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 
 @dataclass(frozen=True)
 class Site:
-    """Prices, energy, the network between zones and between racks, and labels and interruptions of spot nodes."""
+    """Prices, energy, the network between zones and between racks, labels and interruptions of spot nodes, and data."""
 
     prices: Prices = CATALOGUE_PRICES
     energy: EnergySettings = ASSUMED_ENERGY
     topology: Topology = NO_BORDERS
     spot: Spot = SAME_AS_OTHERS
+    data_source_Bps: float | None = None
+    """Bandwidth of the server or object store from which nodes fetch data, for all of them together; None: unknown."""
 
 
 ASSUMED_SITE = Site()

@@ -197,7 +197,9 @@ def energy_of(defaults: JobDefaults) -> EnergySettings:
 
 def site_of(defaults: JobDefaults) -> Site:
     """Return what the administrator states about the cluster, with assumptions in place of what is unset."""
-    return Site(prices_of(defaults), energy_of(defaults), topology_of(defaults), spot_of(defaults))
+    source = defaults.dataset.source_bandwidth if defaults.dataset is not None else None
+    source_Bps = None if source is None else float(quantity(source))
+    return Site(prices_of(defaults), energy_of(defaults), topology_of(defaults), spot_of(defaults), source_Bps)
 
 
 def spot_of(defaults: JobDefaults) -> Spot:

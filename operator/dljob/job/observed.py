@@ -43,7 +43,6 @@ SUPPORT_ANNOTATION = "dljob.dev/support"
 SIGNATURE_ANNOTATION = "dljob.dev/signature"
 """Annotation of the plan's ConfigMap: the operator's signature of the plan (``job.plan.authentic``)."""
 
-
 Conditions = tuple[tuple[str, str], ...]
 """Sorted (type, status) of a node's or a pod's conditions."""
 
@@ -154,6 +153,8 @@ class PodSeen:
     unschedulable: str | None = None
     """The scheduler's message why no node fits; None if the pod has a node or the scheduler has not tried yet."""
     fetching: Fetching | None = None
+    fetched_s: float | None = None
+    """Seconds in which the init container fetched or verified the data; None before, and without such a container."""
     running_since: datetime | None = None
     """When the container of the agent and the ranks started; None if it does not run."""
     memory_killed_at: str = ""
@@ -349,8 +350,7 @@ class Observed:
     node_conditions: Mapping[str, Conditions] = field(default_factory=dict)
     """Name → conditions of the nodes on which the job's pods run, or on which ranks failed lately."""
     machine_nodes: int = 1
-    """The largest number of nodes of the job's pods on one machine (label ``dljob.dev/machine``), whose cores they
-    share."""
+    """Largest number of nodes of the job's pods on one machine (label ``dljob.dev/machine``). They share its cores."""
     usable_cpus: Mapping[str, float] = field(default_factory=dict)
     """Name → CPUs that the job's pods can keep busy, for each node on which they run. Nodes on one machine share its
     cores. A node is missing if it is gone or reports no CPUs."""

@@ -67,8 +67,7 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
         if (meta.get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             updated = datetime.fromisoformat(status.get("updated") or meta["creationTimestamp"])
             of_script = "structure" in status or ("memory" in status and not status.get("compute"))
-            kind = (spec.get("namespace") or "", of_script)
-            found.setdefault(kind, []).append((updated, meta["name"]))
+            found.setdefault((spec.get("namespace") or "", of_script), []).append((updated, meta["name"]))
     for listed in found.values():
         listed.sort(reverse=True)
         for i, (updated, name) in enumerate(listed):
@@ -119,6 +118,7 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
             for p in status.scaling
         ),
         fetch_s=status.fetch_seconds_per_sample,
+        start_s=status.start_seconds,
         computing_W=status.computing_watts,
         link_latency_s=status.link_latency_seconds,
         link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
@@ -164,8 +164,7 @@ def of_micro_batches(report: Report, plan: Plan) -> Report:
     present = {measure.rank: measure.share for measure in report.ranks}
     shares = [present.get(rank.rank, 0) for rank in plan.ranks]
     k = micro_batches_of(plan.micro_batches, [rank.share for rank in plan.ranks], shares)
-    ranks = tuple(_of_micro_batch(m, k) for m in report.ranks)
-    return report.model_copy(update={"ranks": ranks})
+    return report.model_copy(update={"ranks": tuple(_of_micro_batch(m, k) for m in report.ranks)})
 
 
 def _of_micro_batch(measure: RankMeasure, k: int) -> RankMeasure:
@@ -186,6 +185,7 @@ def updated_profile(
     layout: tuple[int, int] | None = None,
     machine_nodes: int = 1,
     used_cores: float | None = None,
+    start_s: float | None = None,
 ) -> DLProfileStatus:
     """Return the status of the profile of (model, device) after a run that ended with ``report``.
 
@@ -195,6 +195,7 @@ def updated_profile(
     on its node: the known slowdown by the other devices is divided out. ``layout``: (cores of each rank, ranks per
     node) of a run on CPUs, and ``machine_nodes``: its nodes that shared the cores of one machine. Its compute times are
     stored with both instead. ``used_cores``: CPUs that each of its ranks kept busy; None: all of its cores.
+    ``start_s``: seconds of its start; None: not measured.
     """
     if device not in devices(report):
         return before
@@ -219,6 +220,7 @@ def updated_profile(
         cores=cores,
         ranks=ranks,
         machine_nodes=machine_nodes,
+        start_s=start_s,
     )
     comparable = [p for p in after.points if (p.cores, p.machine_nodes) == (cores, machine_nodes)]
     scaling, constants, measure = _scaled(before, model, device, report, place, comparable)
@@ -240,6 +242,7 @@ def updated_profile(
         noise_scale=_updated_noise(before, report, data),
         repeats=None if repeats is None else RepeatedRuns(runs=repeats.runs, deviation=repeats.deviation),
         fetch_seconds_per_sample=after.fetch_s,
+        start_seconds=None if after.start_s is None else round(after.start_s, 3),
         computing_watts=None if after.computing_W is None else round(after.computing_W, 2),
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
@@ -325,8 +328,7 @@ def _scaled(
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))
-    alike = place.cores, place.machine_nodes
-    same = [step for step in kept if (step.place.cores, step.place.machine_nodes) == alike]
+    same = [s for s in kept if (s.place.cores, s.place.machine_nodes) == (place.cores, place.machine_nodes)]
     found = next_place(same, curve.seconds, reference_s)
     measure = found and NextMeasurement(nodes=found[0].nodes, node_devices=found[0].node_devices, batch=found[1])
     return tuple(map(_scaling_point, kept)), _constants(learn_scaling(same, curve.seconds, reference_s)), measure
@@ -381,8 +383,7 @@ def _expected(model: str, device: str, cores: int | None) -> Callable[[int], flo
     ``model``: a profile key, which names model and dataset. Return None for training scripts, and if the dataset of the
     key is not built in.
     """
-    curve = _catalogue(model, device, cores)
-    return curve.seconds if curve else None
+    return curve.seconds if (curve := _catalogue(model, device, cores)) else None
 
 
 def _catalogue(model: str, device: str, cores: int | None) -> Curve | None:

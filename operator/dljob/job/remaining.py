@@ -28,13 +28,14 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
 
     ``predicted``: the prediction for its whole training. If it has no times, return UNKNOWN (infinite percentiles).
     ``status``: status of the job. If the job has run before, it continues from its last checkpoint, so the steps before
-    that are not included.
+    that are not included. Its new pods fetch the data again.
     """
     if run_p90_s(predicted) is None:
         return UNKNOWN
     saved, done = status.last_checkpoint, status.progress
     left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None and done.steps else 1.0
-    return interval(predicted.total_seconds * left, _spread(predicted))
+    rest_s = predicted.total_seconds - predicted.fetch_seconds
+    return interval(predicted.fetch_seconds + rest_s * left, _spread(predicted))
 
 
 def left_part(status: DLJobStatus, *, running: bool) -> float:
@@ -59,7 +60,8 @@ def slowdown(status: DLJobStatus) -> float:
 def steps_time(steps: int, step_s: float, predicted_s: float, predicted_p90_s: float) -> Interval:
     """Return percentiles (10th, 50th, 90th) of the seconds of ``steps`` steps.
 
-    ``step_s``: median seconds of a step, measured where possible, with its part of the expected interruptions.
+    ``step_s``: median seconds of a step, measured where possible, with its part of the evaluations, checkpoints and
+    expected interruptions (``Predicted.per_step_s``).
     ``predicted_s``, ``predicted_p90_s``: median and 90th percentile of the predicted step time, whose ratio is the
     relative uncertainty; 0 if nothing is predicted.
     """
@@ -71,7 +73,8 @@ def remaining(status: DLJobStatus) -> Interval:
 
     A job that has ended needs 0 s. If the number of steps is not known yet, return the time of the whole training.
     Return UNKNOWN (infinite) if there is no plan or no step time. A measured step time replaces the predicted
-    one. The relative uncertainty is that of the prediction. On spot nodes, the expected interruptions are included.
+    one. The relative uncertainty is that of the prediction. Evaluations, checkpoints and, on spot nodes, the expected
+    interruptions are included.
     """
     if status.phase in (Phase.COMPLETE, Phase.FAILED):
         return OVER
@@ -84,7 +87,8 @@ def remaining(status: DLJobStatus) -> Interval:
     if step_s <= 0:
         return UNKNOWN
     left = done.steps - done.step
-    return steps_time(left, predicted.interrupted * step_s, predicted.step_seconds, predicted.step_seconds_p90)
+    each_s = predicted.per_step_s(step_s, done.steps)
+    return steps_time(left, each_s, predicted.step_seconds, predicted.step_seconds_p90)
 
 
 def remaining_p90_s(status: DLJobStatus) -> float | None:
@@ -115,6 +119,17 @@ def start_s(status: DLJobStatus) -> float | None:
     if startup is None or startup.total_seconds is None:
         return None
     return max(0.0, startup.total_seconds - (startup.admission_seconds or 0.0))
+
+
+def start_without_data_s(status: DLJobStatus) -> float | None:
+    """Return ``start_s`` without the time in which the pods fetched the job's data, which is a part of its run time.
+
+    Ranks fetch shards of the data themselves. Nobody measures that time, which the result therefore includes.
+    """
+    found = start_s(status)
+    if found is None or status.startup is None:
+        return None
+    return max(0.0, found - (status.startup.fetch_seconds or 0.0))
 
 
 def restart_s(status: DLJobStatus) -> float:

@@ -267,6 +267,7 @@ class Kube:
                 measurements.layouts.get(device),
                 measurements.machine_nodes,
                 measurements.used_cores.get(device),
+                measurements.start_s,
             )
             await self._write_profile(profile, after)
 

@@ -137,7 +137,7 @@ def predicted(
     if not steps:
         prediction = replace(
             prediction, total_s=0.0, total_p90_s=0.0, energy_J=None, cost_usd=None, carbon_g=None, interruptions=0.0,
-            interruption_s=0.0,
+            interruption_s=0.0, fetch_s=0.0, checkpoints_s=0.0,
         )  # fmt: skip
     elif request.deadline_s is not None and prediction.total_p90_s > request.deadline_s:
         warnings.append(

@@ -66,7 +66,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     """
     if (wrong := nothing_requested(request) or too_low_limit(request)) is not None:
         return wrong
-    request = described(request, learned)
+    request = described(_with_measured_start(request, learned), learned)
     found = with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))
     if not request.refused_ranks:
         return found
@@ -74,6 +74,13 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     if isinstance(free, Infeasible):
         return found
     return script_failed(request, free, busy=eligible(request, view).busy > 0) or found
+
+
+def _with_measured_start(request: Request, learned: Constants) -> Request:
+    """Return the request with the longest start that earlier runs of its model have shown on any type of device."""
+    keys = request.keys
+    starts_s = [known.start_s for (name, _), known in learned.items() if name in keys and known.start_s is not None]
+    return replace(request, measured_start_s=max(starts_s, default=None))
 
 
 def _plan_once(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:

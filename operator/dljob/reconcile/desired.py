@@ -71,6 +71,8 @@ class RunMeasurements:
     node, and an equal part of a machine that several nodes share."""
     machine_nodes: int = 1
     """The largest number of the run's nodes that share the cores of one machine."""
+    start_s: float | None = None
+    """Seconds from new pods to the first step, without fetching data. None: not measured, or disturbed by failures."""
     structure: ObservedStructure | None = None
     """Observed structure of a script that no spec describes. It is then all that the run has measured."""
 

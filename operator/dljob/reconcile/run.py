@@ -15,10 +15,11 @@ from dljob.job.plan.pod_groups import PodGroup, threads
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.plan.structure import observed_memory, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
+from dljob.job.remaining import start_without_data_s
 from dljob.reconcile.desired import RunMeasurements, RunMemory
 from dljob.reconcile.failures import failure_conditions, memory_kills, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
-from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
+from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find, previous
 
 REPORTING = "ReportValid"
 
@@ -308,7 +309,19 @@ def measurements(
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
     cores = {group.device: _used_cores(spec, group, observed) for group in accepted.groups if group.device in used}
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
-    return RunMeasurements(key, report, planned, place, data_key(spec), used, cores, observed.machine_nodes)
+    start_s = _undisturbed_start_s(spec, report, observed)
+    return RunMeasurements(key, report, planned, place, data_key(spec), used, cores, observed.machine_nodes, start_s)
+
+
+def _undisturbed_start_s(spec: DLJobSpec, report: Report, observed: Observed) -> float | None:
+    """Return the seconds from new pods to the first step of a run, without fetching data; None if it was disturbed.
+
+    The start is disturbed by restarts, by start time-outs, and by shards, which ranks fetch themselves.
+    """
+    before = previous(observed.job)
+    if report.restarts or report.failures or before.start_timeouts or spec.dataset.sharded:
+        return None
+    return start_without_data_s(before)
 
 
 def _used_cores(spec: DLJobSpec, group: PodGroup, observed: Observed) -> float:

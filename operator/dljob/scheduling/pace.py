@@ -13,8 +13,9 @@ from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S, MIN_LEFT_S
 MEASURED_P90 = 1.1
 """Ratio of the 90th percentile to the median of the remaining time, if the step time was measured in this run.
 
-A measured step time changes during a run because of evaluations, checkpoints and other load. This is less uncertain
-than a prediction. A larger ratio moves jobs that would have ended in time; a smaller one moves late jobs too late."""
+A measured step time changes during a run because of checkpoints, which are written meanwhile, and other load. This is
+less uncertain than a prediction. A larger ratio moves jobs that would have ended in time; a smaller one moves late jobs
+too late."""
 RESERVE = 0.05
 """Part of the time to the deadline that a less expensive plan must leave, so that it is not late at once."""
 MIN_SAVING = MIN_GAIN
@@ -48,9 +49,9 @@ class Rest:
 def rest_with_measured(left: int, step_s: float, predicted_spread: float, per_s: float) -> Rest:
     """Return the rest of a training that stays with its plan.
 
-    ``left``: number of remaining steps. ``step_s``: measured step time in seconds, with its part of the expected
-    interruptions. ``predicted_spread``: p90 divided by median of the predicted step time. ``per_s``: expense of the
-    plan per second.
+    ``left``: number of remaining steps. ``step_s``: measured step time in seconds, with its part of evaluations,
+    checkpoints and expected interruptions. ``predicted_spread``: p90 divided by median of the predicted step time.
+    ``per_s``: expense of the plan per second.
     """
     p50_s = left * step_s
     return Rest(p50_s, p50_s * min(MEASURED_P90, max(1.0, predicted_spread)), p50_s * per_s)
@@ -62,10 +63,10 @@ def rest_after_move(
     """Return the rest of a training that moves to another plan.
 
     ``left``: number of remaining steps. ``lost_steps``: steps since the last checkpoint, which may have to be repeated.
-    ``step_s``, ``step_p90_s``: predicted median and 90th percentile of the step time, with its part of the expected
-    interruptions. ``restart_s``: duration of the restart. ``per_s``: expense of the plan per second. ``slower``:
-    measured step time divided by the predicted one, if the same deviation is expected of the other plan. All times are
-    in seconds.
+    ``step_s``, ``step_p90_s``: predicted median and 90th percentile of the step time, with its part of evaluations,
+    checkpoints and expected interruptions. ``restart_s``: duration of the restart. ``per_s``: expense of the plan per
+    second. ``slower``: measured step time divided by the predicted one, if the same deviation is expected of the other
+    plan. All times are in seconds.
     """
     steps = (left + lost_steps) * slower
     p50_s = restart_s + steps * step_s

@@ -121,7 +121,7 @@ def build(
         changes = {"failures": (report.failures if report is not None else 0) + others}
         current = current.model_copy(update=changes)
     if report is not None:
-        current = current.model_copy(update=_from_report(current, job, accepted, report, done))
+        current = current.model_copy(update=_from_report(current, observed, accepted, report, done))
     elif done:
         current = current.model_copy(update={"eta": None, "remaining": None})
     return current
@@ -148,7 +148,7 @@ def _groups(observed: Observed, accepted: StoredPlan | None, wanted: int) -> tup
 
 
 def _from_report(
-    status: DLJobStatus, job: JobSeen, accepted: StoredPlan | None, report: Report, done: bool
+    status: DLJobStatus, observed: Observed, accepted: StoredPlan | None, report: Report, done: bool
 ) -> dict[str, object]:
     changes: dict[str, object] = {
         "restarts": sum(report.restarts.values()),
@@ -177,7 +177,7 @@ def _from_report(
             steps_repeated=report.steps_repeated or None,
         )
     if report.target is not None and accepted is not None and accepted.plan.until is not None:
-        changes["target"] = _target(report, report.target, accepted.plan.until.metric, done)
+        changes["target"] = _target(report, report.target, accepted, done)
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
     if report.last_checkpoint is not None:
@@ -186,13 +186,15 @@ def _from_report(
             step=mark.step, time=_time(mark.unix_s), path=mark.path, write_seconds=_rounded(mark.duration_s, 3)
         )
     if status.startup is None or status.startup.first_step_seconds is None:
-        changes["startup"] = _startup(job, status, report) or status.startup
+        changes["startup"] = _startup(observed, status, report) or status.startup
     other_plan = accepted is not None and report.plan_number != accepted.plan.number
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not (done or other_plan):
         expected = accepted.plan.expected if accepted is not None else None
         predicted = (expected.step_s, expected.step_p90_s) if expected is not None else (0.0, 0.0)
-        longer = accepted.status.predicted.interrupted if accepted is not None else 1.0
-        left = steps_time(report.steps - report.step, longer * report.step_s, *predicted)
+        step_s = report.step_s
+        if accepted is not None:
+            step_s = accepted.status.predicted.per_step_s(step_s, report.steps)
+        left = steps_time(report.steps - report.step, step_s, *predicted)
         changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
@@ -206,7 +208,7 @@ def _from_report(
             checkpoint=out.checkpoint,
             report=out.report,
             analysis=analysis,
-            comparison=comparison(analysis, worse, status.suggestion, job.name),
+            comparison=comparison(analysis, worse, status.suggestion, observed.job.name),
             findings=tuple(ResultFinding(name=each.name, message=each.message) for each in out.findings) or None,
         )
     return changes
@@ -251,26 +253,28 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
     )
 
 
-def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
+def _target(report: Report, target: TargetProgress, accepted: StoredPlan, done: bool) -> TargetStatus:
     """Return the progress to the target of ``spec.until``: values of the metric, and the forecast in seconds.
 
     The forecast counts from the time of the report. It is left out if the report has no forecast or no step time, if
     the job has ended (``done``), or if the forecast's ``latest_step`` is beyond the last step of the training.
     """
+    assert accepted.plan.until is not None
+    metric = accepted.plan.until.metric
     found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
     ahead = target.forecast
     last = report.steps or None
     if ahead is None or done or not report.step_s or (last is not None and ahead.latest_step > last):
         return found
+    each_s = report.step_s if last is None else accepted.status.predicted.per_step_s(report.step_s, last)
     left = [
-        figures(max(0, step - report.step) * report.step_s)
-        for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
+        figures(max(0, step - report.step) * each_s) for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
     ]
     names = ("remaining_seconds", "remaining_seconds_earliest", "remaining_seconds_latest")
     return found.model_copy(update=dict(zip(names, left, strict=True)))
 
 
-def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
+def _startup(observed: Observed, status: DLJobStatus, report: Report) -> Startup | None:
     """Return the seconds of each part of the start-up; None if the job has no start time (no accepted plan) yet.
 
     The wait for admission includes later waits, such as in a queue of Kueue or in a back-off (``waitedSeconds``), so
@@ -280,7 +284,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
         return None
-    created_s, accepted_s = job.created.timestamp(), accepted_at.timestamp()
+    created_s, accepted_s = observed.job.created.timestamp(), accepted_at.timestamp()
     waited_s = status.waited_seconds or 0.0
 
     def between(start_s: float | None, end_s: float | None) -> float | None:
@@ -290,6 +294,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
     return Startup(
         admission_seconds=between(created_s, accepted_s + waited_s),
         pods_seconds=between(accepted_s + waited_s, marks.agents_up_unix_s),
+        fetch_seconds=max((pod.fetched_s for pod in observed.pods if pod.fetched_s is not None), default=None),
         rendezvous_seconds=between(marks.agents_up_unix_s, marks.rendezvous_unix_s),
         import_seconds=between(marks.rendezvous_unix_s, marks.imported_unix_s),
         first_step_seconds=between(max(met, default=None), marks.first_step_unix_s),

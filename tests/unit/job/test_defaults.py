@@ -45,6 +45,7 @@ FULL: Json = {
         "pue": 1.2,
         "carbon": {"gramsPerKwh": 380.0},
     },
+    "dataset": {"sourceBandwidth": "5G"},
 }
 
 _names = st.sampled_from(["a", "b", "c"])
@@ -240,6 +241,11 @@ def test_spot_nodes_and_topology() -> None:
     assert topology_of(found) == Topology(Crossing(2.5e8), Crossing(None, 1.0), "a/rack")
 
 
+def test_bandwidth_of_the_source_of_data() -> None:
+    assert site_of(parse_defaults({})).data_source_Bps is None
+    assert site_of(parse_defaults(FULL)).data_source_Bps == 5e9
+
+
 @pytest.mark.parametrize(
     ("document", "field"),
     [
@@ -248,6 +254,8 @@ def test_spot_nodes_and_topology() -> None:
         ({"spot": {"labels": []}}, "spot.labels"),
         ({"topology": {"betweenZones": {"bandwidth": "fast"}}}, "topology.betweenZones.bandwidth"),
         ({"topology": {"betweenRacks": {"bandwidth": "0"}}}, "topology.betweenRacks.bandwidth"),
+        ({"dataset": {"sourceBandwidth": "0"}}, "dataset.sourceBandwidth"),
+        ({"dataset": {"sourceBandwidth": "fast"}}, "dataset.sourceBandwidth"),
     ],
 )
 def test_wrong_spot_nodes_and_topology_are_rejected(document: dict[str, object], field: str) -> None:

@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from dljob.api import Condition, ConditionStatus, DLJobStatus
-from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time
+from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time, start_s, start_without_data_s
 from dljob.scheduling import UNKNOWN
 
 
@@ -33,13 +35,52 @@ def test_remaining_time() -> None:
     assert remaining_p90_s(status(step=100)) == 0.0
 
 
-def test_interruptions_lengthen_the_remaining_time() -> None:
-    often = status(step=80, total_s=1500.0)
-    assert often.plan is not None
-    predicted = often.plan.predicted.model_copy(update={"interruption_seconds": 500.0})
-    assert predicted.interrupted == 1.5
-    often = often.model_copy(update={"plan": often.plan.model_copy(update={"predicted": predicted})})
-    assert remaining_p90_s(often) == 450.0
+@pytest.mark.parametrize(
+    ("parts", "factor"),
+    [
+        ({"interruption_seconds": 500.0}, 1.5),
+        ({"evaluation_seconds": 500.0}, 1.5),
+        ({"checkpoint_seconds": 500.0}, 1.5),
+        ({"evaluation_seconds": 250.0, "checkpoint_seconds": 150.0, "interruption_seconds": 100.0}, 1.5),
+        ({"evaluation_seconds": 250.0, "fetch_seconds": 250.0}, 1.25),
+        ({"fetch_seconds": 500.0}, 1.0),
+    ],
+)
+def test_what_comes_beside_the_steps_lengthens_the_remaining_time(parts: dict[str, float], factor: float) -> None:
+    """Fixed bug: only interruptions did. The data is fetched before the first step."""
+    longer = status(step=80, total_s=1500.0)
+    assert longer.plan is not None
+    predicted = longer.plan.predicted.model_copy(update=parts)
+    assert predicted.per_step_s(10.0, 100) == pytest.approx(10.0 * factor)
+    assert predicted.per_step_s(0.0, 100) == parts.get("checkpoint_seconds", 0.0) / 100, "they do not slow down"
+    longer = longer.model_copy(update={"plan": longer.plan.model_copy(update={"predicted": predicted})})
+    assert remaining_p90_s(longer) == pytest.approx(300.0 * factor)
+
+
+def test_a_job_that_starts_again_fetches_its_data_again() -> None:
+    fetches = status(step=80, total_s=1300.0)
+    assert fetches.plan is not None
+    saved = {"step": 75, "time": "2026-11-23T06:00:00Z"}
+    fetches = DLJobStatus.model_validate(fetches.manifest() | {"lastCheckpoint": saved})
+    predicted = fetches.plan.predicted.model_copy(update={"fetch_seconds": 300.0})
+    assert run_time(predicted, fetches).p50 == 300.0 + 0.25 * 1000.0
+
+
+@pytest.mark.parametrize(
+    ("startup", "whole_s", "without_s"),
+    [
+        (None, None, None),
+        ({"admissionSeconds": 2.0, "podsSeconds": 70.0}, None, None),
+        ({"admissionSeconds": 2.0, "totalSeconds": 102.0}, 100.0, 100.0),
+        ({"admissionSeconds": 2.0, "fetchSeconds": 75.0, "totalSeconds": 102.0}, 100.0, 25.0),
+        ({"fetchSeconds": 200.0, "totalSeconds": 100.0}, 100.0, 0.0),
+    ],
+    ids=["unknown", "not yet", "no data", "data", "clocks differ"],
+)
+def test_measured_start(startup: dict[str, float] | None, whole_s: float | None, without_s: float | None) -> None:
+    """The time to fetch data counts once: it is a part of the predicted run time, and of what a restart takes."""
+    found = DLJobStatus.model_validate({} if startup is None else {"startup": startup})
+    assert (start_s(found), start_without_data_s(found)) == (whole_s, without_s)
 
 
 def test_run_time_of_a_job_without_a_prediction_is_unknown() -> None:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlcontract.checkpoint.interval import COST_FRACTION, LONGEST_S, SHORTEST_S, best_interval_s
+from dlcontract.checkpoint.interval import (
+    BETWEEN_POD_FAULTS_S,
+    COST_FRACTION,
+    FIRST_S,
+    LONGEST_S,
+    SHORTEST_S,
+    best_interval_s,
+)
 from dljob.perf.step.interruptions import RESTART_S, Interruptions
 
 RATES = st.floats(1e-4, 20)
@@ -88,3 +95,25 @@ def test_each_number_of_nodes_has_the_interval_that_the_trainer_would_choose() -
     fixed = [float(replace(model, interval_s=s).expected_s(1e5, n)) for s, n in zip(intervals_s, nodes, strict=True)]
     assert np.asarray(model.expected_s(np.full(4, 1e5), nodes)) == pytest.approx(np.array(fixed))
     assert fixed[0] / 1e5 == pytest.approx(1.416, abs=1e-3)
+
+
+@given(st.floats(0.1, 300), st.one_of(st.none(), st.floats(5, 86400)), WORK, NODES)
+def test_the_number_of_checkpoints_is_that_of_the_trainer(
+    checkpoint_s: float, interval_s: float | None, work_s: float, nodes: int
+) -> None:
+    """The trainer writes one after each interval, in which none is being written, and one at the end."""
+    model = Interruptions(0.0, checkpoint_s, interval_s)
+    chosen_s = best_interval_s(checkpoint_s, BETWEEN_POD_FAULTS_S / nodes) if interval_s is None else interval_s
+    count, at_s = 1, FIRST_S if interval_s is None else max(interval_s, checkpoint_s)
+    while at_s < work_s:
+        count, at_s = count + 1, at_s + max(chosen_s, checkpoint_s)
+    assert abs(model.written(work_s, nodes) - count) <= 1 + 1e-6
+    assert replace(model, checkpoints=False).written(work_s, nodes) == 0.0
+
+
+@given(MODELS, WORK, NODES, st.floats(1, 10))
+def test_longer_trainings_write_more_checkpoints(
+    model: Interruptions, work_s: float, nodes: int, longer: float
+) -> None:
+    assert model.written(longer * work_s, nodes) >= model.written(work_s, nodes)
+    assert not model.checkpoints or model.written(work_s, nodes) >= 1.0

@@ -384,7 +384,7 @@ class TestProperties:
             assert sum(b for g in choice.groups for b in g.shares) == batch
             assert 0 < p.efficiency <= 1
             assert 0 < p.compute_s <= p.step_s < p.step_p90_s
-            assert 7 * p.step_s <= p.total_s - p.evaluations_s <= 9 * p.step_s, "all steps and the first batch"
+            assert 7 * p.step_s <= p.total_s - p.evaluations_s - p.checkpoints_s <= 9 * p.step_s, "and the first batch"
             assert p.samples_per_s == pytest.approx(batch / p.step_s)
             assert p.memory_nbytes <= p.host_memory_nbytes <= 8 * 2**30
             assert (p.energy_J or 0) > 0

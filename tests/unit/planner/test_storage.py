@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from dljob.api import DLJobSpec
 from dljob.cli import tables
 from dljob.cluster import ClusterView
+from dljob.job.defaults import parse_defaults, site_of
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.trainer import enough_for_shards
 from dljob.perf.resources.data_fetch import fetch_s
 from dljob.planner import Decision, Infeasible, Storage, plan
+from dljob.planner.types.texts import duration
 from support.builders import Json, nodes
 
 GI = 2**30
@@ -130,11 +132,12 @@ def test_unknown_or_local_data_has_no_price() -> None:
 def test_fetch_takes_the_time_of_the_slowest_part(
     node_nbytes: list[float], link: float, disk: float, source: float
 ) -> None:
-    found = fetch_s(node_nbytes, link, disk, source)
-    assert found >= sum(node_nbytes) / source and found >= max(node_nbytes) / min(link, disk)
-    assert found <= sum(node_nbytes) / source + max(node_nbytes) / min(link, disk)
-    shards = [nbytes / len(node_nbytes) for nbytes in node_nbytes]
-    assert fetch_s(shards, link, disk, source) <= found, "a part of the data never takes longer"
+    total, most, rate = sum(node_nbytes), max(node_nbytes), min(link, disk)
+    found = fetch_s(total, most, rate, source)
+    assert found >= total / source and found >= most / rate
+    assert found <= total / source + most / rate
+    count = len(node_nbytes)
+    assert fetch_s(total / count, most / count, rate, source) <= found, "a part of the data never takes longer"
 
 
 @given(
@@ -162,3 +165,16 @@ def test_without_shards_any_rank_may_be_lost() -> None:
     assert enough_for_shards(None, [[4], [4]]) == 1
     assert enough_for_shards(Storage(1, 10), [[4], [4]]) == 1
     assert enough_for_shards(replace(Storage(100, 90), sharded=True), [[4], [4]]) == 1
+
+
+@pytest.mark.parametrize(("bandwidth", "seconds"), [(None, 4 * 40e9 / 1.25e9), ("10G", 80.0), ("100M", 1600.0)])
+def test_administrator_states_the_rate_of_the_source(bandwidth: str | None, seconds: float) -> None:
+    """It sends 40 GB to each of four nodes, whose disks write 0.5 GB/s."""
+    defaults = parse_defaults({"dataset": {"sourceBandwidth": bandwidth}} if bandwidth else {})
+    spec = DLJobSpec.model_validate({
+        "model": {"name": "lenet"}, "dataset": DATA, "globalBatchSize": 240, "epochs": 1, "nodes": {"min": 4, "max": 4},
+    })  # fmt: skip
+    found = plan(planner_request("job", spec, site=site_of(defaults)), cluster(4), {})
+    assert isinstance(found, Decision)
+    assert found.chosen.prediction.fetch_s == pytest.approx(seconds)
+    assert found.data_text is not None and f"fetched in {duration(seconds)}; with Sharded" in found.data_text

@@ -120,7 +120,9 @@ class TestUntil:
         shown = status(step(seen_)).target
         assert shown is not None and (shown.metric, shown.value, shown.best) == ("accuracy", 0.7, 0.75)
         remaining = (shown.remaining_seconds, shown.remaining_seconds_earliest, shown.remaining_seconds_latest)
-        assert remaining == (10, 5, 20)
+        each_s = plan_of(found).status.predicted.per_step_s(0.5, 75)
+        assert each_s > 0.5, "it also evaluates"
+        assert remaining == pytest.approx((20 * each_s, 10 * each_s, 40 * each_s), rel=1e-3)
         target["forecast"] = {**ahead, "latest_step": 76}
         late = replace(found, report=report(found, RunPhase.RUNNING, step=10, steps=75, step_s=0.5, target=target))
         shown = status(step(late)).target
@@ -141,7 +143,7 @@ class TestRunning:
         assert (running.progress.step, running.progress.steps, running.progress.percent) == (10, 75, 13)
         assert running.measured is not None
         assert running.measured.step_seconds == 0.5
-        assert running.remaining == "32s (<57s)"
+        assert running.remaining == "35s (<1m2s)", "65 steps, with their part of the evaluations"
 
     @pytest.mark.parametrize(
         ("phase", "expected", "reason"),

@@ -276,6 +276,14 @@ class TestReported:
         assert seconds == [2, 3, 1, 2, 1]
         assert found.total_seconds == 9
 
+    def test_longest_fetch_of_the_data_is_a_part_of_the_startup(self) -> None:
+        marks = StartupMarks(agents_up_unix_s=NOW.timestamp() + 90, first_step_unix_s=NOW.timestamp() + 95)
+        observed = self.reported(startup=marks)
+        assert (found := status(step(observed)).startup) is not None and found.fetch_seconds is None
+        pods = [replace(pod, fetched_s=seconds) for pod, seconds in zip(observed.pods, (60.0, 75.0, None), strict=True)]
+        found = status(step(replace(observed, pods=tuple(pods)))).startup
+        assert found is not None and (found.fetch_seconds, found.pods_seconds) == (75.0, 90.0)
+
     def test_wait_for_admission_after_the_first_plan_is_no_part_of_a_restart(self) -> None:
         """Fixed bug: a restart of a job that had waited in a queue of Kueue seemed to take as long as the wait."""
         observed = self.reported(

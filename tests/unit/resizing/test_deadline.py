@@ -131,6 +131,45 @@ def test_finish_by_counts_for_the_first_plan() -> None:
     assert plan_of(after(loose, step(loose))).nodes == 1
 
 
+class TestEvaluations:
+    """The trainer evaluates after each step, because a batch has all samples. This takes a third of the time."""
+
+    EACH = Learned((LearnedPoint(104, 0.138, 50), LearnedPoint(256, 0.14, 50), LearnedPoint(1437, 0.15, 50)))
+    STEPS = 20_000
+    STEPS_S = 0.15 * STEPS
+
+    def half_done(self, left_s: float, minimize: str = "Energy") -> Observed:
+        """Return a job that has made half of its steps, each as fast as predicted. Its deadline is ``left_s`` away."""
+        at_s = 0.85 * self.STEPS_S
+        spec = job(minimize, at_s + left_s, steps=self.STEPS, globalBatchSize=1437, nodes={"min": 1, "max": 1})
+        first = seen(spec)
+        parsed = parse_observed(first)
+        assert parsed.spec is not None
+        first = replace(first, learned={(profile_key(parsed.spec), "cpu"): self.EACH})
+        observed = settled(after(first, step(first)))
+        observed = after(observed, step(observed, 5.0))
+        return reports(observed, at_s, step=self.STEPS // 2, steps=self.STEPS, step_s=0.15)
+
+    def test_their_part_of_the_training_is_predicted(self) -> None:
+        predicted = plan_of(self.half_done(1.0)).status.predicted
+        assert predicted.evaluation_seconds > 0.3 * predicted.total_seconds
+        each_s = predicted.per_step_s(0.15, self.STEPS)
+        assert predicted.total_seconds == pytest.approx(each_s * self.STEPS, rel=0.01)
+
+    @pytest.mark.parametrize("minimize", ["Time", "Energy"])
+    def test_a_job_without_time_for_them_is_late(self, minimize: str) -> None:
+        """Fixed bug: the remaining steps alone counted, so that the job was on time until it was too late."""
+        at_s, left_s = 0.85 * self.STEPS_S, self.STEPS_S / 2
+        found = step(self.half_done(1.3 * left_s, minimize), at_s + 1)
+        assert verdict(found, "DeadlineAtRisk") == ("True", "PredictedLate")
+        assert verdict(step(self.half_done(2.0 * left_s, minimize), at_s + 1), "DeadlineAtRisk") == ("False", "OnTime")
+        shown = status(found)
+        assert shown.plan is not None and shown.forecast is not None and shown.eta is not None
+        rest_s = shown.plan.predicted.per_step_s(0.15, self.STEPS) * self.STEPS / 2
+        assert shown.forecast.remaining_seconds == pytest.approx(rest_s, rel=0.01)
+        assert (shown.eta - NOW).total_seconds() == pytest.approx(rest_s, rel=0.01)
+
+
 class TestCondition:
     def test_deadline_passes_and_ends(self) -> None:
         observed = trains(job(), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)

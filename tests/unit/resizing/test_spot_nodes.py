@@ -48,13 +48,13 @@ def half_done(at_s: float, finish_by_s: float, config: RenderConfig) -> Desired:
 def test_interruptions_that_are_predicted_count_while_the_job_trains(often: bool) -> None:
     """Fixed bug: only the plan of a new job counted them, so that a job was on time until it was too late."""
     config = SPOT if often else CONFIG
-    found = status(at_end := half_done(0.65 * CALM_S, 1.25 * CALM_S, config))
+    found = status(at_end := half_done(0.65 * CALM_S, 1.3 * CALM_S, config))
     assert found.plan is not None and found.forecast is not None
     predicted = found.plan.predicted
     assert (predicted.interruption_seconds > 0.2 * CALM_S) is often
-    calm_s = predicted.total_seconds - predicted.interruption_seconds - predicted.evaluation_seconds
-    assert calm_s == pytest.approx(CALM_S, rel=0.1) and (predicted.interrupted > 1.2) is often
-    left_s = predicted.interrupted * CALM_S / 2
+    each_s = predicted.per_step_s(0.15, STEPS)
+    assert STEPS * each_s == pytest.approx(predicted.total_seconds, rel=0.01) and (each_s > 1.3 * 0.15) is often
+    left_s = each_s * STEPS / 2
     assert found.forecast.remaining_seconds == pytest.approx(left_s, rel=0.01) and found.eta is not None
     assert (found.eta - NOW).total_seconds() == pytest.approx(left_s, rel=0.01)
     assert verdict(at_end, "DeadlineAtRisk") == (("True", "PredictedLate") if often else ("False", "OnTime"))

@@ -8,14 +8,11 @@ The formula is ``dlcontract.checkpoint.interval.best_interval_s``, with which th
 from statistics import median
 
 from dlcontract import Plan
-from dlcontract.checkpoint.interval import best_interval_s
+from dlcontract.checkpoint.interval import BETWEEN_POD_FAULTS_S, best_interval_s
 from dltrain.protocol.rank_messages import AttemptPlan
 
-PRIOR_S = 3.6e6
-"""Assumed seconds between faults of one pod before any were observed: a thousand hours, the order of magnitude
-that large clusters report."""
 PRIOR_FAULTS = 0.1
-"""Weight of the assumption ``PRIOR_S`` in the estimate, in faults: it counts as a tenth of an observed fault.
+"""Weight of ``BETWEEN_POD_FAULTS_S`` in the estimate, in faults: it counts as a tenth of an observed fault.
 
 The first observed fault of a run therefore outweighs the assumption.
 """
@@ -30,13 +27,14 @@ def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: fl
     ``interrupted_s``: mean seconds between interruptions of one pod's node, as the administrator has given it; None:
     unknown.
 
-    The assumption is the mean time between faults of one pod. It is ``interrupted_s`` (at most ``PRIOR_S``) and counts
-    as much as one observed fault, because cloud providers publish this number. If ``interrupted_s`` is None, the
-    assumption is ``PRIOR_S`` and counts only as much as ``PRIOR_FAULTS`` faults.
+    The assumption is the mean time between faults of one pod. It is ``interrupted_s``, but at most
+    ``BETWEEN_POD_FAULTS_S``, and counts as much as one observed fault, because cloud providers publish this number. If
+    ``interrupted_s`` is None, the assumption is ``BETWEEN_POD_FAULTS_S`` and counts only as much as ``PRIOR_FAULTS``
+    faults.
     """
     if interrupted_s is not None:
-        return (min(interrupted_s, PRIOR_S) / pods + trained_s) / (1 + faults)
-    return (PRIOR_FAULTS * PRIOR_S / pods + trained_s) / (PRIOR_FAULTS + faults)
+        return (min(interrupted_s, BETWEEN_POD_FAULTS_S) / pods + trained_s) / (1 + faults)
+    return (PRIOR_FAULTS * BETWEEN_POD_FAULTS_S / pods + trained_s) / (PRIOR_FAULTS + faults)
 
 
 class Interval:

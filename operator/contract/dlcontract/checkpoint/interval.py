@@ -11,6 +11,11 @@ that C and T are far below M. As long as C is below M / 4, Young's interval take
 from math import sqrt
 
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
+FIRST_S = 60.0
+"""Seconds to the first checkpoint, before its cost is known."""
+BETWEEN_POD_FAULTS_S = 3.6e6
+"""Assumed seconds between faults of one pod before any were observed: a thousand hours, the order of magnitude that
+large clusters report."""
 COST_FRACTION = 0.02
 """An interval longer than ``LONGEST_S`` is chosen only as far as checkpoints otherwise take more than this fraction of
 the time."""

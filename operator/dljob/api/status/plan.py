@@ -16,19 +16,42 @@ class Predicted(ApiModel):
     step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the step time.")]
     compute_seconds: Annotated[float, Field(ge=0, description="Part of the step: computing on the slowest rank.")] = 0
     communication_seconds: Annotated[float, Field(ge=0, description="Part of the step: exposed communication.")] = 0
-    total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training, with its evaluations.")]
+    total_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time of the whole training: fetching its data, all steps, evaluations, checkpoints and "
+            "interruptions.",
+        ),
+    ]
+    fetch_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Part of totalSeconds: the nodes fetch the data of an http, https or s3 uri before the first "
+            "step. 0 also if dataset.samples or dataset.sampleBytes is unset.",
+        ),
+    ] = 0
     evaluation_seconds: Annotated[
         float,
         Field(
             ge=0, description="Part of totalSeconds: evaluations of a built-in model, after each epoch and at the end."
         ),
     ] = 0
+    checkpoint_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Part of totalSeconds: training time that checkpoints cost, also the last one. 0 if the script "
+            "writes them itself (framework Torchrun or MPI).",
+        ),
+    ] = 0
     interruption_seconds: Annotated[
         float,
         Field(
             ge=0,
-            description="Part of totalSeconds: restarts, repeated steps and checkpoints, because nodes of the plan are "
-            "interrupted, such as spot nodes.",
+            description="Part of totalSeconds: restarts and repeated steps, because nodes of the plan are interrupted, "
+            "such as spot nodes.",
         ),
     ] = 0
     samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
@@ -52,11 +75,16 @@ class Predicted(ApiModel):
         ),
     ] = ""
 
-    @property
-    def interrupted(self) -> float:
-        """Return the factor by which interruptions of nodes lengthen a training, at least 1."""
-        calm_s = self.total_seconds - self.interruption_seconds
-        return self.total_seconds / calm_s if calm_s > 0 else 1.0
+    def per_step_s(self, step_s: float, steps: int) -> float:
+        """Return the seconds of the training for each of its ``steps`` steps, each of which takes ``step_s`` seconds.
+
+        Beside the step, they are its part of evaluations and interruptions of nodes, which take longer if steps do, and
+        of checkpoints, which do not. The data is fetched before the first step.
+        """
+        slowed_s = self.evaluation_seconds + self.interruption_seconds
+        steps_s = self.total_seconds - self.fetch_seconds - self.checkpoint_seconds - slowed_s
+        longer = 1 + slowed_s / steps_s if steps_s > 0 else 1.0
+        return longer * step_s + self.checkpoint_seconds / max(1, steps)
 
     def expense(self, minimize: Minimize) -> float | None:
         """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.

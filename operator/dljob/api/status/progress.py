@@ -96,6 +96,13 @@ class Startup(ApiModel):
             "admission."
         ),
     ] = None
+    fetch_seconds: Annotated[
+        float | None,
+        Field(
+            description="Part of podsSeconds: the longest time in which a pod's init container fetched or verified the "
+            "data. Unset if there is none, such as with distribution Sharded."
+        ),
+    ] = None
     rendezvous_seconds: Annotated[
         float | None,
         Field(description="Time from the start of all agents until all ranks had connected to each other."),

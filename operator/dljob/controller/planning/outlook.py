@@ -22,7 +22,7 @@ from dljob.controller.planning.queue.shadows import Ask
 from dljob.controller.planning.queueing import Queue
 from dljob.job.observed import NO_OUTLOOK, JobSeen, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import OVER, remaining, run_time, start_s
+from dljob.job.remaining import OVER, remaining, run_time, start_without_data_s
 from dljob.job.reservation import plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
@@ -344,7 +344,8 @@ class Outlooks:
 
 @dataclass(frozen=True)
 class _Times:
-    """What forecasts need of a job's status. ``start_s``: measured seconds from new pods to the first step.
+    """What forecasts need of a job's status. ``start_s``: measured seconds from new pods to the first step, without the
+    time to fetch data, which is a part of ``whole``.
 
     ``remaining``: seconds of training that are left. ``begun``: False if it has trained no step. ``whole``: predicted
     seconds of its whole training. ``start_s`` and ``whole`` are None without a measurement or plan.
@@ -361,7 +362,7 @@ class _Times:
         done, plan = status.progress, status.plan
         begun = done is not None and done.step != 0
         whole = run_time(plan.predicted, DLJobStatus()) if plan is not None else None
-        return _Times(remaining(status), begun, start_s(status), whole)
+        return _Times(remaining(status), begun, start_without_data_s(status), whole)
 
     def left(self, starts_up: Interval) -> Interval:
         """Return percentiles of the seconds until the job ends and its devices become free.

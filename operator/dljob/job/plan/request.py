@@ -25,6 +25,7 @@ from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
 from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
+from dljob.perf.resources.data_fetch import SOURCE_BANDWIDTH_Bps
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.workload import StatedPairs
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage, VolumeLimit
@@ -179,6 +180,7 @@ def planner_request(
         if spec.checkpoint.interval == AUTO_INTERVAL
         else duration_s(spec.checkpoint.interval),
         storage=storage(spec),
+        data_source_Bps=site.data_source_Bps or SOURCE_BANDWIDTH_Bps,
         volumes=volumes,
         missing=spec.missing,
     )

@@ -252,7 +252,7 @@ def trainer_plan(
         expected=dlcontract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,
-            total_s=chosen.prediction.total_s,
+            total_s=chosen.prediction.total_s - chosen.prediction.fetch_s,
         ),
     )
 

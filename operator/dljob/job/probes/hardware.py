@@ -156,6 +156,7 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
         memory_cores=profile.memory_cores,
         memory_Bps=profile.memory_bytes_per_second,
         disk_Bps=profile.disk_read_bytes_per_second,
+        disk_write_Bps=profile.disk_write_bytes_per_second,
         near=link(profile.node_link),
         far=link(profile.network_link),
         background_cpu=profile.background_cores or 0.0 if profile.kind == "cpu" else 0.0,

@@ -224,6 +224,7 @@ def pod(body: Body) -> PodSeen | LookSeen:
         running_since=shared(next((since for item in containers if (since := _running_since(item))), None)),
         memory_killed_at=next(filter(None, map(memory_killed_at, containers)), ""),
         fetching=next((state for item in init if (state := _fetching(item))), None),
+        fetched_s=next((seconds for item in init if (seconds := _fetched_s(item)) is not None), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
         rejection=rejection(body),
@@ -267,6 +268,18 @@ def _fetching(container: Body) -> Fetching | None:
         lines = (ended.get("message") or ended.get("reason") or "").strip().splitlines()
         return Fetching(ended["exitCode"], lines[-1][-1000:] if lines else "", name)
     return Fetching(container=name) if "running" in state else None
+
+
+def _fetched_s(container: Body) -> float | None:
+    """Return the seconds in which the init container of the dataset has fetched it; None before, and for others.
+
+    The kubelet gives times in whole seconds.
+    """
+    ended = (container.get("state") or {}).get("terminated") or {}
+    began, finished = ended.get("startedAt"), ended.get("finishedAt")
+    if container.get("name") != DATASET_CONTAINER or ended.get("exitCode") != 0 or not began or not finished:
+        return None
+    return max(0.0, (datetime.fromisoformat(finished) - datetime.fromisoformat(began)).total_seconds())
 
 
 def _stuck(container: Body) -> Stuck | None:

@@ -56,6 +56,15 @@ def device_watts(device: Device, busy: float, active: float = 1.0) -> float:
     return busy * computing + (1 - busy) * min(device.idle_power_W + WAITING_PART * reach, limit_W)
 
 
+def idle_watts(device: Device) -> float:
+    """Return a rank's power in watts while its device is idle, with its host's power and the data centre's overhead.
+
+    A waiting rank polls, and draws more (``rank_watts``).
+    """
+    idle_W = min(device.idle_power_W, device.power_limit_W or device.idle_power_W)
+    return overhead(device) * (idle_W + host_watts(device))
+
+
 def believable_watts(device: Device, measured_W: float) -> float:
     """Return the measured power of a computing device, limited to values that the device can have.
 

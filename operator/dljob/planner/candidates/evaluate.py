@@ -19,9 +19,10 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import holding, micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.collectives import priced
+from dljob.planner.candidates.cost.data_fetch import Nodes, node_Bps
 from dljob.planner.candidates.cost.evaluations import evaluations_s
-from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
+from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.node_layout import Layout, cores_text
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of
 from dljob.planner.candidates.shard_space import largest_share, too_large, too_little_memory, too_little_space
@@ -55,6 +56,12 @@ class Part:
     def messages(self) -> tuple[Link, float]:
         """Return the result of ``message_link_of`` for the ranks of this group."""
         return message_link_of([self.option], self.nodes)
+
+    @property
+    def fetching_nodes(self) -> Nodes:
+        """Return the nodes of this group as those that fetch the job's data."""
+        option = self.option
+        return Nodes(self.nodes, option.ranks_per_node, option.device, node_Bps(option.pool, option.hardware))
 
 
 def describe(parts: Sequence[Part]) -> str:
@@ -341,7 +348,8 @@ def _prediction(
         total_p90_s=total_s * exp(P90 * timing.spread),
         evaluations_s=evaluating_s,
     )
-    return interrupted(made, request, workload, sum(p.nodes for p in parts))
+    on_a_node = max(option.ranks_per_node * share for option, share in at_work)
+    return whole_training(made, request, workload, [p.fetching_nodes for p in parts], on_a_node / request.global_batch)
 
 
 def basis_of(chosen: Sequence[Option]) -> Basis:

@@ -16,7 +16,7 @@ from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
-from dljob.planner.types.texts import duration, duration_at_least, grams, joules, plain, samples
+from dljob.planner.types.texts import duration, duration_at_least, grams, joules, of_which, plain, samples, step_times
 
 MAX_RATIO = 100.0
 """Largest ratio of a plan's time to the time until the deadline that texts state. Texts call larger ones 'more than'
@@ -147,8 +147,8 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     if request.minimize != "Time" and not meets_it:
         kind = "Late"
     more, saved, values = {
-        "Time": ("slower", "time", _times((p.step_s, q.step_s), (p.total_s, q.total_s))),
-        "P90": ("slower", "time", f"{_times((p.step_p90_s, q.step_p90_s), (p.total_p90_s, q.total_p90_s))} (p90)"),
+        "Time": ("slower", "time", step_times((p.step_s, q.step_s), (p.total_s, q.total_s))),
+        "P90": ("slower", "time", f"{step_times((p.step_p90_s, q.step_p90_s), (p.total_p90_s, q.total_p90_s))} (p90)"),
         "Late": ("later", "time", f"{duration(p.total_p90_s)} (p90) instead of {duration(q.total_p90_s)}"),
         "Energy": ("more energy", "energy", f"{joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}"),
         "Cost": ("more expensive", "money", f"${plain(p.cost_usd or 0)} instead of ${plain(q.cost_usd or 0)}"),
@@ -157,16 +157,6 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     if objective.score(request, p) >= objective.score(request, q):
         return f"{more}: {values}"
     return f"saves too little {saved}: {values}{_effort(choice, chosen)}"
-
-
-def _times(steps_s: tuple[float, float], totals_s: tuple[float, float]) -> str:
-    """Return a text with two step times; with the times of the whole training if only these are in the other order.
-
-    In short trainings, loading the first batch or evaluations can take longer than what faster steps save.
-    """
-    differ = (steps_s[0] < steps_s[1]) != (totals_s[0] < totals_s[1])
-    one, other = map(duration, totals_s if differ else steps_s)
-    return f"{one} instead of {other} for the whole training" if differ else f"{one} per step instead of {other}"
 
 
 def _effort(choice: Choice, chosen: Choice) -> str:
@@ -281,14 +271,16 @@ def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str],
 
 def _missed(request: Request, chosen: Choice) -> str:
     """Return the warning that not even ``chosen``, the fastest plan, meets the deadline of the request."""
-    p90_s = chosen.prediction.total_p90_s
+    p = chosen.prediction
+    total_s, p90_s = p.total_s, p.total_p90_s
     assert request.deadline_s is not None
     if request.paced:
         return f"no plan meets the deadline: the fastest one takes {_lateness(request, p90_s)}"
-    p90_s += objective.STARTUP_S
+    p90_s += objective.start_s(request)
+    parts = of_which(total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s)
     return (
         f"spec.objective.deadline: no plan meets the deadline of {duration(request.deadline_s)}: the fastest one "
-        f"takes {duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
+        f"takes {duration(total_s)} (median{parts}), or {duration(p90_s)} (p90, with start-up), which is "
         f"{duration(p90_s - request.deadline_s)} too long. Raise the deadline to {duration_at_least(p90_s)}, allow "
         "more or faster nodes, or train for fewer steps"
     )
@@ -303,6 +295,6 @@ def _lateness(request: Request, total_p90_s: float) -> str:
     assert request.deadline_s is not None
     if not request.paced:
         return f"{duration(total_p90_s)} (p90)"
-    ratio = (total_p90_s + objective.STARTUP_S) / request.deadline_s
+    ratio = (total_p90_s + objective.start_s(request)) / request.deadline_s
     times = f"{ratio:.3g} times" if ratio < MAX_RATIO else f"more than {MAX_RATIO:g} times"
     return f"{times} the time that is left for the remaining steps (p90, with start-up)"

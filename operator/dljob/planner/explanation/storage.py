@@ -77,17 +77,19 @@ def prices(request: Request, chosen: Choice, parts: Sequence[Part]) -> str | Non
     need = request.storage
     if need is None or not need.data_nbytes:
         return None
-    link = min((p.option.pool.bandwidth_Bps or ETHERNET_BANDWIDTH_Bps for p in parts), default=ETHERNET_BANDWIDTH_Bps)
-    disks = [p.option.hardware.disk_Bps for p in parts if p.option.hardware is not None and p.option.hardware.disk_Bps]
-    disk = min(disks, default=DISK_BANDWIDTH_Bps)
+    rate_Bps = min((p.fetching_nodes.rate_Bps for p in parts), default=min(ETHERNET_BANDWIDTH_Bps, DISK_BANDWIDTH_Bps))
     shards = _shards_nbytes(chosen, need.data_nbytes)
     full = [float(need.data_nbytes)] * len(shards)
-    times = {name: duration(fetch_s(nbytes, link, disk)) for name, nbytes in (("Sharded", shards), ("Full", full))}
+    used, other = ("Sharded", "Full") if need.sharded else ("Full", "Sharded")
+    nbytes = full if need.sharded else shards
+    times = {
+        used: duration(chosen.prediction.fetch_s),
+        other: duration(float(fetch_s(sum(nbytes), max(nbytes), rate_Bps, request.data_source_Bps))),
+    }
     texts = {
         "Sharded": f"at most {gibibytes(max(shards))} on a node, fetched in {times['Sharded']}",
         "Full": f"{gibibytes(need.data_nbytes)} on each node, fetched in {times['Full']}",
     }
-    used, other = ("Sharded", "Full") if need.sharded else ("Full", "Sharded")
     if not need.sharded and not need.divisible:
         return f"{used}: {texts[used]}"
     return f"{used}: {texts[used]}; with {other}: {texts[other]}"

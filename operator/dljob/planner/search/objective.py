@@ -9,7 +9,7 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction, Request
 
 STARTUP_S = 20.0
-"""Assumed maximum seconds from ``kubectl apply`` to the first step. They count towards a deadline."""
+"""Assumed seconds from ``kubectl apply`` to the first step, without fetching data. They count towards a deadline."""
 INDISTINCT = 0.02
 """Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
 tie. Otherwise, the faster plan wins."""
@@ -29,14 +29,22 @@ LATE = 1e30
 These plans come last, the least late one first."""
 
 
+def start_s(request: Request) -> float:
+    """Return the seconds of the job's start that count towards its deadline.
+
+    They are those of earlier runs, but at least ``STARTUP_S``, because starts that were fast once can be slower.
+    """
+    return max(STARTUP_S, request.measured_start_s or 0.0)
+
+
 def meets(request: Request, total_p90_s: float) -> bool:
-    """Return True if the predicted p90 time plus ``STARTUP_S`` meets the deadline, or if there is no deadline."""
-    return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
+    """Return True if the predicted p90 time plus the start meets the deadline, or if there is no deadline."""
+    return request.deadline_s is None or total_p90_s + start_s(request) <= request.deadline_s
 
 
 def meets_all(request: Request, step_p90_s: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return for each p90 time of a step whether a training without interruptions meets the deadline (``meets``)."""
-    found: NDArray[np.bool_] = step_p90_s * request.total_steps + STARTUP_S <= (request.deadline_s or np.inf)
+    found: NDArray[np.bool_] = step_p90_s * request.total_steps + start_s(request) <= (request.deadline_s or np.inf)
     return found
 
 

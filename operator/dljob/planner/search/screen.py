@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from dlcontract import SERVERS
 from dljob.perf.fit.scaling import Runs
-from dljob.perf.resources import energy
+from dljob.perf.resources import data_fetch, energy
 from dljob.perf.step.communication import Link, Links, Number, allreduce_s, layered_server_s, scatter_gather_s
 from dljob.perf.step.compute import active_parts
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.collectives import priced, summing
+from dljob.planner.candidates.cost.data_fetch import fetched_nbytes, node_Bps
 from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of
@@ -40,7 +41,8 @@ Floats = NDArray[np.float64]
 class Screened:
     """Approximate predictions as arrays with one element per candidate; infinite for infeasible candidates.
 
-    ``step_s``, ``step_p90_s``: median and 90th percentile of the step time. ``collective``: the fastest collective.
+    ``step_s``, ``step_p90_s``: median and 90th percentile of the step time, with its part of the time of interruptions
+    and of fetching data. ``collective``: the fastest collective.
     """
 
     step_s: Floats
@@ -111,6 +113,9 @@ class Screen:
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._pausing_W = np.array([energy.rank_watts(o.device, 1.0, 0.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
+        self._fetches = bool(request.storage is not None and request.storage.data_nbytes)
+        self._fetch_Bps = np.array([node_Bps(o.pool, o.hardware) for o in options])
+        self._resting_W = np.array([energy.idle_watts(o.device) * o.ranks_per_node for o in options])
         self._min_ranks = np.array([o.min_ranks for o in options])
         self._sharded = options[0].strategy == "Optimizer"
         self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
@@ -162,6 +167,14 @@ class Screen:
             expected_s = interruptions_of(self.request, self.workload).expected_s(work_s[finite], nodes[finite])
             longer[finite] = expected_s / work_s[finite]
             step_s, p90, energy_J = step_s * longer, p90 * longer, energy_J * longer
+        if self._fetches:
+            count = np.maximum(rows.total_nodes, 1).astype(float)
+            nbytes = fetched_nbytes(self.request, count, 1 / count)
+            fetch_s = data_fetch.fetch_s(*nbytes, rows.smallest(self._fetch_Bps), self.request.data_source_Bps)
+            fetch_s = fetch_s / max(1, self.request.total_steps)
+            with np.errstate(invalid="ignore"):
+                step_s, p90 = step_s + fetch_s, p90 * (1 + fetch_s / step_s)
+            energy_J = energy_J + fetch_s * rows.summed(self._resting_W)
         usd = self.request.prices.with_energy_usd(step_s * rows.summed(self._usd_per_s), energy_J)
         total_s = np.where(np.isfinite(step_s), step_s * self.request.total_steps, 0.0)
         carbon_g = self.request.energy.carbon.grams(energy_J, self.request.begin_s, total_s)

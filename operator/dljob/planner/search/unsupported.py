@@ -24,7 +24,7 @@ from dljob.planner.search import sharded as sharding
 from dljob.planner.search.hybrids import fewest_micro_batches, hybrids, node_counts
 from dljob.planner.search.model_split import KINDS
 from dljob.planner.types import Choice, Prediction, Request, Unsupported
-from dljob.planner.types.texts import duration, gibibytes
+from dljob.planner.types.texts import duration, gibibytes, step_times
 
 PAYS = 0.05
 """Minimum fraction of the objective by which a plan must beat the chosen one, so that the result mentions it."""
@@ -84,13 +84,15 @@ def _reason(found: _Found, request: Request, chosen: Choice | None) -> str:
     step = f"{duration(p.step_s)} per step"
     if chosen is None:
         return f"would fit: {gibibytes(p.memory_nbytes)} per rank, {step}"
-    gain = 1 - found.score / objective.score(request, chosen.prediction)
+    q = chosen.prediction
+    gain = 1 - found.score / objective.score(request, q)
     what = {"Time": "faster", "Energy": "less energy", "Cost": "less expensive", "Carbon": "less carbon"}
     if gain > 1 - objective.LATE**-0.5:  # only this plan meets the deadline
         return f"would meet the deadline: {step}, {gibibytes(p.memory_nbytes)} per rank"
     return (
-        f"would be {100 * gain:.0f} % {what[request.minimize]}: {step} instead of "
-        f"{duration(chosen.prediction.step_s)}, {gibibytes(p.memory_nbytes)} per rank; {p.bottleneck}"
+        f"would be {100 * gain:.0f} % {what[request.minimize]}: "
+        f"{step_times((p.step_s, q.step_s), (p.total_s, q.total_s))}, {gibibytes(p.memory_nbytes)} per rank; "
+        f"{p.bottleneck}"
     )
 
 

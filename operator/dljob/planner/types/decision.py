@@ -54,12 +54,16 @@ class Prediction:
     """90th percentile of the time of the whole training. A deadline must allow this time."""
     evaluations_s: float = 0.0
     """Part of ``total_s``: evaluations of a built-in model at the end of each epoch and of the training."""
+    fetch_s: float = 0.0
+    """Part of ``total_s``: the nodes fetch the job's data before the first step; 0 if its size is unknown."""
     carbon_g: float | None = None
     """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
     interruption_s: float = 0.0
-    """Part of ``total_s``: restarts, repeated steps and checkpoints because of these interruptions."""
+    """Part of ``total_s``: restarts and repeated steps because of these interruptions."""
+    checkpoints_s: float = 0.0
+    """Part of ``total_s``: the training time that checkpoints cost; 0 if the job's script writes them itself."""
 
     @property
     def step_p10_s(self) -> float:

@@ -11,6 +11,7 @@ from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
 from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.perf.resources.data_fetch import SOURCE_BANDWIDTH_Bps
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
 from dljob.perf.workload.observed import Structure
@@ -132,6 +133,9 @@ class Request:
     """True if ``memory_least_nbytes`` follows from the measured memory of earlier runs."""
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
+    measured_start_s: float | None = None
+    """Seconds from new pods to the first step, without fetching data, in earlier runs of the job's model; None:
+    unknown. ``plan`` sets this field."""
     paced: bool = False
     """True if ``deadline_s`` is not the user's deadline, but the seconds that a whole training may take so that its
     remaining steps end in time. Texts then give ratios, which also hold for the remaining steps, instead of times."""
@@ -198,6 +202,8 @@ class Request:
     used as they are."""
     storage: Storage | None = None
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
+    data_source_Bps: float = SOURCE_BANDWIDTH_Bps
+    """Bandwidth of the server or object store from which nodes fetch data, for all nodes together."""
     volumes: tuple[VolumeLimit, ...] = ()
     """The claims of the job that only some nodes can mount."""
     refused_ranks: frozenset[int] = frozenset()

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from math import ceil
 
+SHOWN_PART = 0.05
+"""Smallest part of a training that its evaluations, or anything else beside its steps, must take to be shown."""
 LONGEST_GROUP = 16
 """Maximum length of a group's name. The name is part of pod names, which are DNS labels of at most 63 characters."""
 
@@ -72,6 +74,31 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.1f}d"
+
+
+def step_times(steps_s: tuple[float, float], totals_s: tuple[float, float]) -> str:
+    """Return a text with two step times; with the times of the whole training if only these are in the other order.
+
+    In short trainings, the first batch, evaluations and checkpoints can take longer than what faster steps save.
+    """
+    differ = (steps_s[0] < steps_s[1]) != (totals_s[0] < totals_s[1])
+    one, other = map(duration, totals_s if differ else steps_s)
+    return f"{one} instead of {other} for the whole training" if differ else f"{one} per step instead of {other}"
+
+
+def of_which(total_s: float, fetch_s: float, evaluations_s: float, checkpoints_s: float) -> str:
+    """Return a text with the parts of a training that take more than ``SHOWN_PART`` of it; '' if there are none.
+
+    ``total_s``: seconds of the training. The other arguments are parts of it. Example: ', of which fetching the data
+    takes 1m40s and evaluations take 12.3s'.
+    """
+    parts = {
+        "fetching the data takes": fetch_s,
+        "evaluations take": evaluations_s,
+        "checkpoints take": checkpoints_s,
+    }
+    shown = [f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > SHOWN_PART * total_s]
+    return f", of which {' and '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}" if shown else ""
 
 
 def time_text(time: datetime) -> str:

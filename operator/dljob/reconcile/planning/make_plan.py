@@ -22,7 +22,7 @@ from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import allowed, usable
 from dljob.planner.plan import plan
-from dljob.planner.types.texts import duration, gibibytes
+from dljob.planner.types.texts import duration, gibibytes, of_which
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
@@ -362,8 +362,9 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False, started: bool = Fa
     status = accepted.status
     predicted, times = status.predicted, "no predicted time"
     if predicted.step_seconds > 0:
-        total_s = predicted.total_seconds
-        training = f"training {duration(total_s)}" if total_s else "no predicted run time"
+        p, total_s = predicted, predicted.total_seconds
+        parts = of_which(total_s, p.fetch_seconds, p.evaluation_seconds, p.checkpoint_seconds)
+        training = f"training {duration(total_s)}{parts}" if total_s else "no predicted run time"
         times = f"predicted step {duration(predicted.step_seconds)}, {training}"
     if status.structure:
         times = f"{times}, {status.structure}"

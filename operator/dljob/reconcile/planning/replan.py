@@ -154,7 +154,8 @@ def _judged(
         )
     left, switch_s = max(0, report.steps - report.step), start_s(parsed.before) or START_UP_S
     again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.
-    stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
+    stay_s = left * accepted.status.predicted.per_step_s(report.step_s, report.steps)
+    move_s = again * other.status.predicted.per_step_s(other.plan.expected.step_p90_s, report.steps) + switch_s
     both = (
         f"the remaining {left} steps take {duration(stay_s)} with this plan, "
         f"{duration(move_s)} with {other.status.summary}, including the restart"

@@ -77,15 +77,15 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
     due = next_deadline(spec, parsed.before, now)
     available_s = None if due is None else (due - now).total_seconds()
     then, left = other.plan.expected, max(0, report.steps - report.step)
-    longer = other.status.predicted.interrupted
+    predicted = other.status.predicted
     same = bool({group.device for group in other.groups} & {group.device for group in accepted.groups})
     stay = _stay(parsed, accepted, report)
     moved = rest_after_move(
         # Without checkpoints, step 0 follows.
         left if accepted.plan.checkpoint.enabled else report.steps,
         lost_steps(parsed, report) if accepted.plan.checkpoint.enabled else 0,
-        longer * then.step_s,
-        longer * then.step_p90_s,
+        predicted.per_step_s(then.step_s, report.steps),
+        predicted.per_step_s(then.step_p90_s, report.steps),
         restart_s(parsed),
         _per_s(other.status, spec.objective.minimize),
         _slower(parsed, report) if same else 1.0,
@@ -137,7 +137,7 @@ def _stay(parsed: ParsedJob, accepted: StoredPlan, report: Report) -> Rest:
     expected = accepted.plan.expected
     spread = expected.step_p90_s / expected.step_s if expected.step_s > 0 else 1.0
     per_s = _per_s(accepted.status, parsed.spec.objective.minimize)
-    step_s = accepted.status.predicted.interrupted * report.step_s
+    step_s = accepted.status.predicted.per_step_s(report.step_s, report.steps)
     return rest_with_measured(max(0, report.steps - report.step), step_s, spread, per_s)
 
 

@@ -259,6 +259,23 @@ class TestTrim:
         assert found.fetching == expected
         assert (found.stuck.reason if found.stuck else None) == stuck
 
+    @pytest.mark.parametrize(
+        ("name", "changes", "seconds"),
+        [
+            ("dataset", {}, 75.0),
+            ("dataset", {"finishedAt": "2026-11-30T06:00:00Z"}, 0.0),
+            ("dataset", {"exitCode": 74}, None),
+            ("dataset", {"startedAt": None}, None),
+            ("source", {}, None),
+        ],
+        ids=["done", "clock set back", "failed", "no times", "the script"],
+    )
+    def test_duration_of_the_dataset_fetch(self, name: str, changes: Json, seconds: float | None) -> None:
+        times = {"startedAt": "2026-11-30T06:00:00Z", "finishedAt": "2026-11-30T06:01:15Z"}
+        container = {"name": name, "state": {"terminated": {"exitCode": 0, **times, **changes}}}
+        body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"initContainerStatuses": [container]}}
+        assert trim.pod(body).fetched_s == seconds
+
     def test_state_of_the_script_is_that_of_its_own_container(self) -> None:
         """The containers run one after the other. The agent's is none of those that fetch."""
         failed = {"name": "source", "state": {"terminated": {"exitCode": 64, "message": "no commit"}}}

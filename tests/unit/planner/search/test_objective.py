@@ -18,7 +18,7 @@ CPUS = view({"count": 2, "cpu": 1, "memory": "4Gi", "bandwidth": "12.5G"})
 GPUS = view({"count": 4, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "12.5G"})
 SHORT = Request(
     job="j", global_batch=8, total_steps=10, profile="own", parameters=10**8, flops_per_sample=1e8,
-    activation_nbytes_per_sample=10**5, optimizer="AdamW", chooses_micro_batches=True,
+    activation_nbytes_per_sample=10**5, optimizer="AdamW", chooses_micro_batches=True, checkpoints=False,
 )  # fmt: skip
 
 

@@ -154,8 +154,9 @@ class TestSearch:
             assert isinstance(exact, Choice)
             assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
             assert found.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)
-            # The screen leaves out evaluations.
-            training = 1 - exact.prediction.evaluations_s / exact.prediction.total_s
+            # The screen leaves out evaluations and checkpoints.
+            beside_s = exact.prediction.evaluations_s + exact.prediction.checkpoints_s
+            training = 1 - beside_s / exact.prediction.total_s
             energy_J, usd = training * exact.prediction.energy_J, training * exact.prediction.cost_usd
             assert found.energy_J[0] * request.total_steps == pytest.approx(energy_J, rel=0.05)
             assert found.usd[0] * request.total_steps == pytest.approx(usd, rel=0.03)

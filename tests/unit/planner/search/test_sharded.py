@@ -108,16 +108,20 @@ def test_time_of_a_checkpoint_follows_from_the_bandwidth_alone() -> None:
 
 
 def test_interruptions_cost_less_if_each_rank_writes_its_part() -> None:
-    """A checkpoint costs a rank the time for its part of the state. Ranks without interruptions lose nothing."""
+    """A checkpoint costs a rank the time for its part of the state, without interruptions, too."""
     fixed = replace(XL, **SHARDED, fixed=(FixedChoice(A100, 4, 8),))
     fixed = replace(fixed, total_steps=100_000, checkpoint_interval_s=600.0)
     spot = replace(fixed, spot=Spot(interruptions_per_h=0.05))
     view = ClusterView(tuple(replace(n, labels={"karpenter.sh/capacity-type": "spot"}) for n in CLUSTER.nodes))
     calm = chosen(fixed, view).prediction
+    calm_s = calm.total_s - calm.checkpoints_s
     for in_store, bandwidth_Bps in ((False, 2e8), (True, 1e8)):
         found = chosen(replace(spot, checkpoints_in_store=in_store), view).prediction
-        expected = Interruptions(0.05, 12 * 1_557_611_200 / bandwidth_Bps / 32, 600.0).expected_s(calm.total_s, 4)
+        expected = Interruptions(0.05, 12 * 1_557_611_200 / bandwidth_Bps / 32, 600.0).expected_s(calm_s, 4)
         assert found.total_s == pytest.approx(float(expected)) and found.total_s > calm.total_s
+        cost_s = 12 * 1_557_611_200 / bandwidth_Bps / 32
+        assert found.checkpoints_s == pytest.approx(calm_s / 600 * cost_s)
+        assert found.total_s == pytest.approx(calm_s + found.checkpoints_s + found.interruption_s)
 
 
 @pytest.mark.parametrize("batch", [512, 510])

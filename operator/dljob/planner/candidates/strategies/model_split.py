@@ -21,7 +21,7 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.evaluations import split_evaluations_s
-from dljob.planner.candidates.cost.interrupted import interrupted
+from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
@@ -132,7 +132,7 @@ def prediction_of(
         total_p90_s=total_s * exp(P90 * spread),
         evaluations_s=evaluating_s,
     )
-    return interrupted(made, request, workload, part.nodes, writers)
+    return whole_training(made, request, workload, [part.fetching_nodes], 1 / part.nodes, writers)
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:

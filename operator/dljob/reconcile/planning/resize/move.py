@@ -180,15 +180,17 @@ def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
     assert accepted is not None and report is not None and report.step_s is not None
     left = max(0, report.steps - report.step)
     now, then = accepted.plan.expected, other.plan.expected
-    longer, longer_then = accepted.status.predicted.interrupted, other.status.predicted.interrupted
+    present, changed, steps = accepted.status.predicted, other.status.predicted, report.steps
     # Predictions for the same device types are wrong in the same way. Those for others are wrong independently.
     same = {group.device for group in other.groups} <= {group.device for group in accepted.groups}
     found = gain(
         left,
-        longer * report.step_s,
+        present.per_step_s(report.step_s, steps),
         # With fewer ranks than planned, the step time says nothing about the prediction.
-        predicted_s=longer * (now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s),
-        other_s=longer_then * (then.step_s if same else then.step_p90_s),
+        predicted_s=present.per_step_s(
+            now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s, steps
+        ),
+        other_s=changed.per_step_s(then.step_s if same else then.step_p90_s, steps),
         restart_s=rest.restart_s(parsed),
         lost_steps=rest.lost_steps(parsed, report),
     )
