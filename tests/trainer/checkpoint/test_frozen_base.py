@@ -17,6 +17,7 @@ from dlcontract import CheckpointRef, ModelRef
 from dltrain.checkpoint import memory_copy
 from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE
+from dltrain.checkpoint.writer import patience_s
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.deferred import deferred
 from dltrain.protocol.errors import BadInputError, MisuseError
@@ -24,6 +25,7 @@ from dltrain.protocol.rank_messages import MEMORY_ENV
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train import frozen_base
 from dltrain.train.frozen_base import frozen_base as base_of
+from dltrain.train.progress import Progress
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import four_classes
 from support.trainer.bodies.training.frozen_base import STEPS, network, optimizer
@@ -288,6 +290,19 @@ def test_digests_of_a_deferred_model_are_those_of_the_model_in_memory() -> None:
 def test_other_values_of_save_are_refused(save: Any, tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match=rf"^t\.wrap: save: found {save!r}; expected 'all', or 'trained' to leave"):
         trained(tmp_path, save=save)
+
+
+@pytest.mark.parametrize("save", ["all", "trained"])
+def test_wait_for_a_checkpoint_covers_the_parameters_in_it(
+    save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: the time limit for the last checkpoint counted trained parameters only."""
+    limits: dict[str, float] = {}
+    monkeypatch.setattr(Progress, "busy", lambda self, what, limit_s: limits.update({what: limit_s}))
+    trained(tmp_path, save=save)
+    stored_nbytes = sum(tensor.nbytes for tensor in load_file(newest(tmp_path) / MODEL).values())
+    trained_nbytes = sum(p.nbytes for p in network().parameters() if p.requires_grad)
+    assert limits["checkpoint"] == pytest.approx(patience_s(stored_nbytes + 3 * trained_nbytes), rel=1e-7)
 
 
 class Block(nn.Module):

@@ -247,8 +247,10 @@ class Saving:
         """
         if self._team.plan.checkpoint.enabled:
             parallel = self._team.parallel
-            nbytes = 4 * parallel.gradient_nbytes  # parameters, and up to three values per parameter
-            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole model
+            nbytes = 3 * parallel.gradient_nbytes  # up to three values of the optimizer for each trained parameter
+            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole state
+            whole = parallel.shape_of(self._model)
+            nbytes += sum(tensor.nbytes for name, tensor in whole.items() if name not in self._base.digests)
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()
