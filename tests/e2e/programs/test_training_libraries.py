@@ -97,17 +97,23 @@ def test_mpi_program_resumes_after_a_kill(name: str, kubectl: Kubectl) -> None:
     assert resumed_from(kubectl, name) >= 20
 
 
-def test_contrastive_loop_resumes_after_a_kill(image: str, kubectl: Kubectl) -> None:
-    """The five lines of dltrain: the loss compares the samples of all ranks."""
-    made, programs = job("contrastive", image)
+@pytest.mark.parametrize(
+    ("program", "hints", "epochs", "bound"),
+    [
+        ("contrastive", {"parameters": 12448, "flopsPerSample": 150000}, 40, 2),
+        ("lora", {"parameters": 16384, "flopsPerSample": 45000000}, 20, 2.5),
+    ],
+)
+def test_loop_with_the_five_lines_resumes_after_a_kill(
+    program: str, hints: dict[str, int], epochs: int, bound: float, image: str, kubectl: Kubectl
+) -> None:
+    """One loss compares the samples of all ranks. The other trains adapters of a base that checkpoints do not have."""
+    made, programs = job(program, image)
     spec = made["spec"]
     del spec["trainer"]["framework"]
-    spec["trainer"]["command"] = ["python", "/programs/contrastive.py"]
-    spec |= {
-        "model": {"hints": {"parameters": 12448, "flopsPerSample": 150000}},
-        "dataset": {"name": "digits"}, "globalBatchSize": 64, "epochs": 40,
-    }  # fmt: skip
+    spec["trainer"]["command"] = ["python", f"/programs/{program}.py"]
+    spec |= {"model": {"hints": hints}, "dataset": {"name": "digits"}, "globalBatchSize": 64, "epochs": epochs}
     spec["checkpoint"]["interval"] = "1s"
     kubectl.apply(programs, made)
-    done = killed_once(kubectl, "contrastive")
-    assert done["status"]["progress"]["percent"] == 100 and done["status"]["result"]["loss"] < 2
+    done = killed_once(kubectl, program)
+    assert done["status"]["progress"]["percent"] == 100 and done["status"]["result"]["loss"] < bound

@@ -208,6 +208,6 @@ def test_options_that_never_change_are_those_of_the_script(option: Callable[...,
     saved = json.loads(json.dumps(capture(1, {}, opt.state_dict(), {}).state["optimizer"]))
     again = optimizer({}, kind=option, betas=(0.1, 0.2))
     target = LoadingTarget(Placement(), nn.Linear(1, 1), again)
-    target.check(saved["groups"])
+    target.check({"optimizer": saved})
     target.load_optimizer({"state": {}, "param_groups": saved["groups"]})
     assert again.param_groups[0]["kind"] == option and again.param_groups[0]["betas"] == (0.5, 0.6)

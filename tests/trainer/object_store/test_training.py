@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from dlcontract import CheckpointRef, Plan
 from dltrain.checkpoint.remote_store import RemoteCheckpoints
-from dltrain.checkpoint.store import Snapshot
+from dltrain.checkpoint.store import MODEL, Snapshot
 from dltrain.object_store.client import ObjectStore
 from dltrain.protocol import rank_messages
 from dltrain.protocol.volume_layout import checkpoint_place
 from support.trainer.listener import Listener
 from support.trainer.object_store import Server
 from support.trainer.plans import make_plan, write
-from support.trainer.ranks import command, end, run_ranks, start
+from support.trainer.ranks import BODIES, command, end, run, run_ranks, start
 
 pytestmark = pytest.mark.mpi
+FROZEN_BASE = BODIES / "training/frozen_base.py"
 
 
 def plan_at(folder: Path, prefix: str, ranks: int, **changes: Any) -> Plan:
@@ -78,3 +80,19 @@ def test_killed_training_ends_with_the_same_bits(
     beside = ObjectStore(checkpoint_place(whole))
     assert b'"mlp"' in beside.read("model.json") and b"python predict.py" in beside.read("predict.py")
     assert not list((tmp_path / "disk").rglob("*.safetensors")), "the local copy was deleted"
+
+
+@pytest.mark.parametrize("strategy", ["Data", pytest.param("Sharded", marks=pytest.mark.long)])
+def test_killed_training_resumes_without_frozen_parameters_in_the_store(
+    store: Server, tmp_path: Path, strategy: str
+) -> None:
+    arguments = ("2", tmp_path / "disk", strategy, "s3://models/frozen")
+    assert run(command(2, FROZEN_BASE, *arguments, "kill"), 120, **store.environ()).code != 0
+    output = run_ranks(2, FROZEN_BASE, *arguments, **store.environ()).output
+    assert re.search(r"resumed from step [1-5] in s3://models/frozen/", output), output
+    whole = run_ranks(2, FROZEN_BASE, "2", tmp_path / "whole", strategy).output
+    assert re.findall(r"model [0-9a-f]{64}", output) == re.findall(r"model [0-9a-f]{64}", whole) != []
+    key, nbytes, _ = store.last_commit("models", "frozen/")["files"][MODEL]
+    content = store.client().get_object(Bucket="models", Key=f"frozen/digits-0001/{key}")["Body"].read()
+    names = load(content).keys()
+    assert len(content) == nbytes and "0.up.weight" in names and not [name for name in names if "base" in name]

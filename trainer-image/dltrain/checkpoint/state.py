@@ -270,7 +270,7 @@ class WeightLoader:
 
     def finish(self) -> None:
         if self._rest:
-            self._model.load_state_dict(self._rest)
+            self._model.load_state_dict(self._state | self._rest)  # a checkpoint may lack frozen parameters
             self._rest = {}
 
 
@@ -289,10 +289,10 @@ class Target(Protocol):
     Each tensor is passed whole and in main memory. The rank may hold only a part of the tensor.
     """
 
-    def check(self, groups: list[dict[str, Any]]) -> None:
-        """Raise BadInputError if ``groups`` do not fit the parameter groups of the target's optimizer.
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise BadInputError if a checkpoint does not fit the model's frozen parameters or the optimizer's groups.
 
-        ``groups``: the parameter groups of the optimizer in the checkpoint.
+        ``state``: the JSON of the checkpoint.
         """
 
     def load_weight(self, name: str, whole: Tensor) -> None:
@@ -378,8 +378,8 @@ def load_together(
             yield entry, tensor
 
     check(state)
+    target.check(state)
     saved = state["optimizer"]
-    target.check(saved["groups"])
     entries: dict[Any, Any] = {}
     inner, inner_names = dict[str, Tensor](), _inner_tensors(saved)
     if read_parts is not None and described["parts"] is not None:

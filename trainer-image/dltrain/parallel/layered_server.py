@@ -11,7 +11,7 @@ sends their sums back.
 
 import io
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf, sqrt
 from typing import Any
 
@@ -122,7 +122,7 @@ class LayeredServer(DataParallel):
     def any_rank(self, found: bool) -> bool:
         return self._process_group.sum([float(found)])[0] > 0
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    def weights(self, model: nn.Module, left_out: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the model's tensors. Buffers such as running statistics are those of the first worker.
 
         All ranks must call this together. Raise PeerLostError if a rank is lost.
@@ -133,7 +133,7 @@ class LayeredServer(DataParallel):
                 self._process_group.broadcast_into(copy.view(torch.uint8).numpy(), FIRST_WORKER)
                 if self._serves:
                     buffer.copy_(copy.view(buffer.shape))
-        return super().weights(model)
+        return super().weights(model, left_out)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the server's ``state_dict()`` on every rank, because each pod may keep a copy of a checkpoint."""

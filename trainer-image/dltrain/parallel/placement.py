@@ -4,7 +4,7 @@ By default, a rank has the whole model and optimizer, and a part of the batch. S
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +91,12 @@ class Placement:
         """
         return model.state_dict()
 
-    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the whole model's tensors by name, at least on rank 0. All ranks must call this method together."""
-        return model.state_dict()
+    def weights(self, model: nn.Module, left_out: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Return the whole model's tensors by name, at least on rank 0. All ranks must call this method together.
+
+        ``left_out``: names of tensors that the result does not contain.
+        """
+        return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
 
     def load_weight(self, name: str, whole: torch.Tensor) -> bool:
         """Load this rank's part of ``whole``, the tensor ``name`` of the whole model.

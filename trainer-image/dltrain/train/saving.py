@@ -17,7 +17,11 @@ from dltrain.optim.options import constant, like
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.placement import Placement
 from dltrain.protocol.errors import BadInputError
+from dltrain.train.frozen_base import FrozenBase
 from dltrain.train.progress import Progress
+
+FROZEN = "frozen"
+"""Name of the digests of parameters that a checkpoint does not contain, in its state. Most checkpoints have none."""
 
 
 def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
@@ -79,13 +83,20 @@ class EarlyEnd:
 
 
 class LoadingTarget:
-    """A model and an optimizer into which a checkpoint is loaded, one tensor at a time. See ``state.Target``."""
+    """A model and an optimizer into which a checkpoint is loaded, one tensor at a time. See ``state.Target``.
 
-    def __init__(self, placement: Placement, model: nn.Module, optimizer: Optimizer) -> None:
+    ``base``: the parameters of the model that its checkpoints do not contain; None: there are none.
+    """
+
+    def __init__(
+        self, placement: Placement, model: nn.Module, optimizer: Optimizer, base: FrozenBase | None = None
+    ) -> None:
         self._placement, self._optimizer, self._weights = placement, optimizer, WeightLoader(model)
+        self._base = base or FrozenBase()
 
-    def check(self, groups: list[dict[str, Any]]) -> None:
-        check_optimizer(groups, self._optimizer)
+    def check(self, state: Mapping[str, Any]) -> None:
+        self._base.check_same(state.get(FROZEN, {}))
+        check_optimizer(state["optimizer"]["groups"], self._optimizer)
 
     def load_weight(self, name: str, whole: Tensor) -> None:
         if not self._placement.load_weight(name, whole):
@@ -133,15 +144,16 @@ class Saving:
         self._checkpoint_manager, self._team, self._progress = checkpoint_manager, team, progress
         self._user_objects, self._parts = user_objects, parts
 
-    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
+    def resume(self, model: nn.Module, optimizer: Optimizer, base: FrozenBase) -> Snapshot | None:
         """Load the newest checkpoint into ``model`` and ``optimizer`` and restore all other state.
 
-        All ranks must call it. Return the checkpoint without the tensors of model and optimizer, or None if there is no
-        checkpoint. Raise BadInputError if the checkpoint belongs to another job.
+        All ranks must call it. ``base``: the parameters that checkpoints do not contain. Return the checkpoint without
+        the tensors of model and optimizer, or None if there is no checkpoint. Raise BadInputError if the checkpoint
+        belongs to another job or another base.
         """
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._base = model, optimizer, base
         team, parallel = self._team, self._team.parallel
-        target = LoadingTarget(parallel, model, optimizer)
+        target = LoadingTarget(parallel, model, optimizer, base)
         parts = target if parallel.writes_rows else None
         if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), target, parts)) is None:
             return None
@@ -187,17 +199,20 @@ class Saving:
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
             "summing": gradient_summing.choices(parallel),
+            **({FROZEN: self._base.digests} if self._base.digests else {}),
         }
+        frozen = self._base.digests.keys()
         extents: Extents = {}
         if self._checkpoint_manager.sharded:
             weights, optimizer, rows = parallel.own_rows(self._model, self._optimizer)
+            weights = {name: own for name, own in weights.items() if name not in frozen}
             extents = {f"{MODEL}/{name}": extent for name, extent in rows.weights.items()}
             extents |= {f"{OPTIMIZER}/{name}": extent for name, extent in rows.optimizer.items()}
         else:
             if parallel.copies_state:
                 self._checkpoint_manager.wait()  # rank 0 has memory for one gathered state, not for two
             optimizer = parallel.optimizer_state(self._optimizer)
-            weights = parallel.weights(self._model)
+            weights = parallel.weights(self._model, frozen)
         gathered_s = time.monotonic() - began
         self._checkpoint_manager.save(
             step,
@@ -232,8 +247,10 @@ class Saving:
         """
         if self._team.plan.checkpoint.enabled:
             parallel = self._team.parallel
-            nbytes = 4 * parallel.gradient_nbytes  # parameters, and up to three values per parameter
-            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole model
+            nbytes = 3 * parallel.gradient_nbytes  # up to three values of the optimizer for each trained parameter
+            nbytes *= self._team.process_group.size if parallel.writes_rows else 1  # rank 0 may write the whole state
+            whole = parallel.shape_of(self._model)
+            nbytes += sum(tensor.nbytes for name, tensor in whole.items() if name not in self._base.digests)
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, sharded_data, usage_checks
 from dltrain.train.data_calls import DataCalls
+from dltrain.train.frozen_base import TRAINED, FrozenBase, check_save, frozen_base
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import EarlyEnd, Saved, Saving
@@ -92,6 +93,7 @@ class Trainer(DataCalls, ModelCalls):
         parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale, "early_end": self._early_end}
         self._streams = parts["streams"] = Streams(self._team, self.progress)
         self._saving = Saving(self.checkpoint_manager, self._team, self.progress, self._user_objects, parts)
+        self._base = FrozenBase()
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
@@ -108,32 +110,44 @@ class Trainer(DataCalls, ModelCalls):
         return not self._step.partial
 
     def wrap(
-        self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
+        self,
+        model: Model,
+        optimizer: Opt,
+        *,
+        sync_batch_norm: bool | None = None,
+        sample: Tensor | None = None,
+        save: Literal["all", "trained"] = "all",
     ) -> tuple[Model, Opt]:
         """Move the model to this rank's device and let ranks reduce gradients before each ``optimizer.step()``.
 
         All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
         over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
         rank's batch (default: as in the plan). ``sample``: inputs, at least one, from which a pipeline counts the cost
-        of each layer. Raise MisuseError for invalid arguments or on a second call, and BadInputError if the
-        checkpoint belongs to another job.
+        of each layer. ``save``: "trained" to leave the parameters that are frozen now out of checkpoints, such as for
+        LoRA; the script must then build them with the same values at each start. Raise MisuseError for invalid
+        arguments or on a second call, and BadInputError if the checkpoint belongs to another job or to a model with
+        other frozen parameters.
         """
         usage_checks.check_wrapped(model, optimizer, sample, self._team)
+        check_save(save)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
         model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
         self.model: nn.Module = model if self._team.places(model) else model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.process_group)
+        if save == TRAINED and self.plan.checkpoint.enabled:
+            self._base = frozen_base(self.model, self.process_group)
         self._team.take(self.model, optimizer, sample, self.device)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
         self.progress.gradient_nbytes = self.parallel.gradient_nbytes
         UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
-        if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
+        if (snapshot := self._saving.resume(self.model, optimizer, self._base)) is not None:
             self.step, self.epoch = snapshot.step, snapshot.state["epoch"]
             self._first = self.step
             self.settled = self.settled or self._saving.same_ranks(snapshot)
+        self._base.watch(self.model)
         gradient_summing.report(self.parallel, self.reporter)
         return model, optimizer
 
@@ -345,6 +359,7 @@ class Trainer(DataCalls, ModelCalls):
         """
         step, agreed = self._step, self._step.agreed_step.shared
         order.conclude(ending=agreed.ending > 0)
+        self._base.check_unchanged()
         self._check_first_step()
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)

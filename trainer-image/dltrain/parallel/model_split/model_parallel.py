@@ -11,7 +11,7 @@ another strategy can resume from them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -243,12 +243,13 @@ class ModelParallel(DataParallel):
     def shape_of(self, model: nn.Module) -> dict[str, Tensor]:
         return self.shapes
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    def weights(self, model: nn.Module, left_out: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the whole model's tensors on rank 0, and an empty dictionary elsewhere.
 
-        Raise PeerLostError if a rank is lost.
+        ``left_out``: names of tensors that ranks do not gather. Raise PeerLostError if a rank is lost.
         """
-        whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
+        mine = {name: self._own[name].data for name in self._reported if name not in left_out}
+        whole = self._gathered(mine, lambda name: name)
         known = {name: self._aliases.get(name, name) for name in self.shapes}
         return {name: whole[other] for name, other in known.items() if other in whole}
 

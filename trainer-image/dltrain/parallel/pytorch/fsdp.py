@@ -11,7 +11,7 @@ rank has room for all gradients. In each step, exactly one backward pass complet
 ``accumulating`` or in earlier micro-batches. Each forward pass needs all ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -289,17 +289,13 @@ class FullyShardedParallel(Strategy):
     def shape_of(self, model: nn.Module) -> Mapping[str, Tensor]:
         return self._shapes
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    def weights(self, model: nn.Module, left_out: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the whole model's tensors on rank 0, in main memory, and an empty dictionary elsewhere.
 
         Ranks gather one tensor at a time. Raise PeerLostError if a rank is lost.
         """
-        gathered: dict[str, Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            whole = self._whole(tensor)
-            if whole is not None:
-                gathered[name] = whole
-        return gathered
+        gathered = {name: self._whole(tensor) for name, tensor in super().weights(model, left_out).items()}
+        return {name: whole for name, whole in gathered.items() if whole is not None}
 
     def load_weight(self, name: str, whole: Tensor) -> bool:
         target = self._state[name]
