@@ -24,7 +24,7 @@ from support.trainer.plans import make_plan, write
 from support.trainer.ranks import BODIES, command, end, run_ranks, start
 from support.trainer.sharded_files import BLOCK, TOKENS, impatient_server, publish, publish_text
 
-SHARDED = BODIES / "training/sharded_ranks.py"
+SHARDED = BODIES / "training/data/sharded_ranks.py"
 EPOCHS, BATCH = 4, 120
 
 

@@ -19,7 +19,7 @@ from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import BODIES, ROOT, alone, command, end, environment, run, start
 
-SCRIPT = BODIES / "training/feeding.py"
+SCRIPT = BODIES / "training/data/feeding.py"
 WITHIN_S = 240.0
 
 

@@ -256,7 +256,7 @@ def streams(folder: Path, kind: str, workers: int, killed: int = -1, **plan: Any
         checkpoint=saving(folder / "checkpoints", interval_s=1e-9, keep=2),
         **({"epochs": 3} | plan),
     )
-    script = BODIES / "training/streams.py"
+    script = BODIES / "training/data/streams.py"
     return command(2, script, kind, str(workers), str(killed), folder), write(made, folder)
 
 
@@ -305,7 +305,7 @@ def test_equal_streams_are_a_warning_and_other_ranks_an_error(tmp_path: Path) ->
     three = make_plan(
         shares=(4, 2, 2), global_batch=8, steps=9, checkpoint=saving(tmp_path / "checkpoints", interval_s=1e-9)
     )
-    arguments = command(3, BODIES / "training/streams.py", "same", "0", "-1", tmp_path)
+    arguments = command(3, BODIES / "training/data/streams.py", "same", "0", "-1", tmp_path)
     more = run(arguments, DLTRAIN_PLAN=write(three, tmp_path))
     assert more.code != 0 and "number of ranks: found 3; expected 2 in the middle of an epoch" in more.output
 

@@ -26,12 +26,20 @@ from support.trainer.bodies.harness import four_classes, print_on_rank_0, start_
 from support.trainer.plans import make_plan
 
 STEPS, KILLED_AT, BATCH, SAMPLES, WIDTH = 12, 5, 12, 77, 64
+FROZEN = [f"{layer}.base.{name}" for layer in (0, 2, 4) for name in ("weight", "bias")]
+STORED = {f"{layer}.{name}.weight" for layer in (0, 2, 4) for name in ("down", "up")} | {"5.seen"}
+"""Names of the model's tensors: those without which a checkpoint is stored, and all others."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "Data": {},
     "Optimizer": {"parallelism": "Optimizer", "collective": "Ring"},
     "Sharded": {"parallelism": "Sharded", "collective": "Torch"},
     "Pipeline": {"parallelism": "Pipeline", "micro_batches": 3},
 }
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest checkpoint of a run."""
+    return max((folder / "digits-0001").glob("step-*"))
 
 
 class Adapted(nn.Module):

@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from dlcontract import CheckpointRef, ModelRef
 from dltrain.checkpoint import memory_copy
-from dltrain.checkpoint.sharded.export import export
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE
 from dltrain.checkpoint.writer import patience_s
 from dltrain.comm.process_group import ProcessGroup
@@ -28,13 +27,9 @@ from dltrain.train.frozen_base import frozen_base as base_of
 from dltrain.train.progress import Progress
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import four_classes
-from support.trainer.bodies.training.frozen_base import STEPS, network, optimizer
+from support.trainer.bodies.training.frozen_base import FROZEN, STEPS, STORED, network, newest, optimizer
 from support.trainer.plans import make_plan
-from support.trainer.ranks import BODIES, ROOT, command, run, run_ranks
-
-BODY = BODIES / "training/frozen_base.py"
-FROZEN = [f"{layer}.base.{name}" for layer in (0, 2, 4) for name in ("weight", "bias")]
-STORED = {f"{layer}.{name}.weight" for layer in (0, 2, 4) for name in ("down", "up")} | {"5.seen"}
+from support.trainer.ranks import ROOT
 
 
 class StoppedError(Exception):
@@ -69,10 +64,6 @@ def trained(
         stepped(trainer)
     trainer.close()
     return model
-
-
-def newest(folder: Path) -> Path:
-    return max((folder / "digits-0001").glob("step-*"))
 
 
 def equal(one: nn.Module, other: nn.Module) -> bool:
@@ -354,50 +345,3 @@ def test_code_of_the_page_trains_and_uses_an_adapter(tmp_path: Path, monkeypatch
     exec(use, names)
     one_file = torch.load("whole.pt")
     assert equal(names["model"], whole) and all(torch.equal(one_file[k], v) for k, v in whole.state_dict().items())
-
-
-def model_hash(output: str) -> str:
-    """Return the hash of the whole model that rank 0 has printed."""
-    (found,) = re.findall(r"model ([0-9a-f]{64}) of \d+ tensors", output)
-    return str(found)
-
-
-def check_files(folder: Path, stored: set[str]) -> None:
-    """Check that a checkpoint has the tensors ``stored`` of the model, and the digests of the frozen parameters."""
-    assert load_file(folder / MODEL).keys() == stored
-    assert json.loads((folder / STATE).read_text())["frozen"].keys() == set(FROZEN)
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("strategy", ["Data", "Sharded", pytest.param("Optimizer", marks=pytest.mark.long), "Pipeline"])
-def test_killed_training_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    assert run(command(2, BODY, "2", killed, strategy, "kill"), 120).code != 0
-    again = run_ranks(2, BODY, "2", killed, strategy).output
-    found = re.search(r"resumed from step (\d+) in", again)
-    assert found is not None and 0 < int(found[1]) <= 5, again
-    assert model_hash(again) == model_hash(run_ranks(2, BODY, "2", whole, strategy).output), again
-    stored = STORED - {"5.seen"} if strategy == "Pipeline" else STORED
-    for folder in (killed, whole):
-        check_files(newest(folder), stored)
-    if strategy == "Sharded":
-        export(newest(whole), tmp_path / MODEL)
-        assert (tmp_path / MODEL).read_bytes() == (newest(whole) / MODEL).read_bytes()
-
-
-@pytest.mark.mpi(2)
-def test_gathered_checkpoint_of_sharded_ranks_has_no_frozen_parameters(tmp_path: Path) -> None:
-    """Rank 0 gathers the state if ranks do not share the volume. Strategy Data resumes from it."""
-    run_ranks(2, BODY, "2", tmp_path, "Sharded", "separate")
-    check_files(newest(tmp_path / "0"), STORED)
-    again = run_ranks(2, BODY, "2", tmp_path / "0", "Data", "longer").output
-    assert f"resumed from step {STEPS} in" in again
-
-
-@pytest.mark.mpi
-def test_ranks_that_continue_after_the_loss_of_rank_0_save_and_resume(tmp_path: Path) -> None:
-    ended = run(command(3, BODY, "3", tmp_path, "Data", "first", "elastic", ulfm=True))
-    assert "ranks (1, 2) continue from step 5" in ended.output and f"after {STEPS} steps" in ended.output, ended.output
-    check_files(newest(tmp_path), STORED)
-    again = run_ranks(3, BODY, "3", tmp_path, "Data", "longer").output
-    assert f"resumed from step {STEPS} in" in again and f"after {2 * STEPS} steps" in again, again
