@@ -119,6 +119,11 @@ class Quota:
                 used[name] = max(0, used.get(name, 0) + value * count)
         return replace(self, used=used)
 
+    def with_room_for(self, needs: Iterable[tuple[Charge, int]]) -> "Quota":
+        """Return the quota as if at least as much were left as objects charge, or all of it if it is smaller."""
+        most = {name: max(0, self.hard[name] - value) for name, value in self.total(needs).items()}
+        return replace(self, used={name: min(value, most.get(name, value)) for name, value in self.used.items()})
+
     def kept_for(self, needs: Iterable[tuple[Charge, int]], own: Iterable[tuple[Charge, int]]) -> "Quota":
         """Return the quota as if other objects had been added, except where that takes what a job has already.
 
@@ -149,6 +154,10 @@ class NamespaceLimits:
     def kept_for(self, needs: Collection[tuple[Charge, int]], own: Collection[tuple[Charge, int]]) -> "NamespaceLimits":
         """Return the limits with ``Quota.kept_for`` of each quota."""
         return replace(self, quotas=tuple(quota.kept_for(needs, own) for quota in self.quotas))
+
+    def with_room_for(self, needs: Collection[tuple[Charge, int]]) -> "NamespaceLimits":
+        """Return the limits with ``Quota.with_room_for`` of each quota."""
+        return replace(self, quotas=tuple(quota.with_room_for(needs) for quota in self.quotas))
 
     def unused(self) -> "NamespaceLimits":
         """Return the limits as if no object used the quotas."""

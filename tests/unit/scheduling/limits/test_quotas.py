@@ -34,6 +34,15 @@ def test_what_others_reserve_never_helps(
     assert before <= {item.resource for item in shortages([quota.with_usage(others)], wanted)}
 
 
+@given(quotas, needs)
+def test_objects_with_room_are_short_only_of_a_quota_that_is_too_small(
+    quota: Quota, wanted: list[tuple[Charge, int]]
+) -> None:
+    found = quota.with_room_for(wanted)
+    assert all(item.needed > item.hard for item in shortages([found], wanted))
+    assert all(found.left(name) >= quota.left(name) for name in quota.hard)
+
+
 @given(quotas, charges, st.integers(0, 9))
 def test_own_pods_leave_what_they_charged(quota: Quota, charge: Charge, count: int) -> None:
     with_pods = quota.with_usage([(charge, count)])

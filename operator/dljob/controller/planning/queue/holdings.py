@@ -8,6 +8,7 @@ from dljob.controller.planning.answers import First
 from dljob.controller.planning.reserving import charges_of, limits_for
 from dljob.kube import Cache, JobKey
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.resize import CONDITION as RESIZING
 from dljob.scheduling import (
     NOTHING,
     Charge,
@@ -17,6 +18,7 @@ from dljob.scheduling import (
     dominant_share,
     without_reserved,
 )
+from dljob.status import is_true, previous
 
 
 class Holdings:
@@ -51,9 +53,17 @@ class Holdings:
         return limits.kept_for(first.shadow.charges, own)
 
     def limits_of(self, question: ParsedJob) -> NamespaceLimits:
-        """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone."""
-        found = self.limits_without(question.observed.job.key)
-        return replace(found, quotas=()) if question.queued else found
+        """Return what bounds the next plan of a job. For a job in a queue of Kueue, that is limit ranges alone.
+
+        A job that moves has at least the quota that is reserved for its new plan. Quotas show some time after the pods
+        of its old plan are gone that they have more left. Without this rule, it would go back to its old plan then.
+        """
+        key = question.observed.job.key
+        found, job = self.limits_without(key), self._cache.job(key)
+        if question.queued:
+            return replace(found, quotas=())
+        moves = job is not None and is_true(previous(job).conditions, RESIZING)
+        return found.with_room_for(self.charges_of(key)) if moves else found
 
     def dominant_shares(self) -> dict[str, float]:
         """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.

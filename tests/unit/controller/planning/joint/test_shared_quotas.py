@@ -8,7 +8,7 @@ from dljob.kube import JobKey
 from dljob.kube.kinds import NODE, QUOTA
 from support.builders import T4
 from support.controller.fake_operator import Operator
-from support.controller.shared_devices import LONG, SHORT, devices_of, together, train
+from support.controller.shared_devices import LONG, SHORT, devices_of, remove_pods, together, train
 from support.servers.fake_api import FakeCluster
 
 Json = dict[str, Any]
@@ -159,3 +159,40 @@ def test_jobs_of_several_pods_get_no_more_pods_together_than_the_quota_allows() 
         assert len(parts(operator, keys)) == 1
 
     together({f"n{i}": T4 for i in range(8)}, body)
+
+
+GPU = "requests.nvidia.com/gpu"
+
+
+async def trains(
+    cluster: FakeCluster, operator: Operator, name: str, *nodes: str, used: int, hard: int = 4, **spec: Any
+) -> JobKey:
+    """Let a job train on nodes. ``used``, ``hard``: GPUs that the quota of its namespace then shows."""
+    key = cluster.submit(name, **spec)
+    await operator.watch(2.0)
+    await train(cluster, operator, key, *nodes)
+    cluster.quota("team-a", {GPU: str(used)}, **{GPU: str(hard)})
+    return key
+
+
+async def stopped(cluster: FakeCluster, operator: Operator, key: JobKey, used: int, hard: int, lag_s: float) -> None:
+    """Remove the pods of a job. After ``lag_s`` seconds, the quota of its namespace shows what is used then."""
+    await remove_pods(cluster, operator, key, lag_s)
+    cluster.quota("team-a", {GPU: str(used)}, **{GPU: str(hard)})
+    await operator.watch(15.0)
+
+
+def test_a_job_that_moves_in_a_full_quota_does_not_go_back_to_its_old_plan() -> None:
+    """Fixed bug: it did if the quota still showed the pods that had just stopped, and restarted for nothing."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "4"})
+        first = await trains(cluster, operator, "first", "n1", used=4, **LONG)
+        second = cluster.submit("second", "team-b", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        await stopped(cluster, operator, first, 0, 4, 5.0)
+        assert operator.condition(first, "Resizing") == ("False", "Resized")
+        assert (await devices_of(cluster, first), await devices_of(cluster, second)) == ({T4: 2}, {T4: 2})
+
+    together({"n1": T4}, body, gpus=4)
