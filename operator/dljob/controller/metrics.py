@@ -229,7 +229,7 @@ class Metrics:
             f"{prefix}_resizes",
             "Running jobs that moved to another plan, by reason: BetterPlan (it ends sooner, or with less energy or "
             "cost), DeadlineAtRisk (the former plan missed the deadline), DevicesReassigned (other jobs gain more from "
-            "the devices, with queue.assignment: Together) or NodesGone. If jobs move often, nodes or jobs come "
+            "what it releases, with queue.assignment: Together) or NodesGone. If jobs move often, nodes or jobs come "
             "and go; planning.resize: Never lets a job keep its plan.",
             ["reason"],
             registry=registry,

@@ -267,9 +267,8 @@ def _roll(
         elif any((verdict.type, verdict.reason) == (memory_kills.CONDITION, "Raising") for verdict in draft.verdicts):
             why = "pods reached their memory limit"
         elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
-            why = {"NodesGone": "pods find no node", "DevicesReassigned": "other jobs gain more from the devices"}.get(
-                resizing.reason, why
-            )
+            others = "other jobs gain more from what this one releases"
+            why = {"NodesGone": "pods find no node", "DevicesReassigned": others}.get(resizing.reason, why)
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
         draft.verdicts.append(Verdict("Running", FALSE, "Replacing", text))
         return

@@ -5,7 +5,7 @@ assignment gives it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dljob.cluster import ClusterView, Node
@@ -68,15 +68,17 @@ def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
     return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
 
 
-def left_beside(view: ClusterView, others: Iterable[Option | None]) -> ClusterView:
-    """Return ``view`` without the devices of those options that other jobs could take now, one job after another.
+def could_start(view: ClusterView, options: Sequence[Option | None]) -> list[int]:
+    """Return the indices of those options that jobs could take now, one job after another. None takes nothing.
 
-    An option that needs more than is left takes nothing, because its job has to wait for other devices anyway.
+    An option that needs more than is left takes nothing either, because its job has to wait for other devices anyway.
     """
-    for option in others:
+    found = []
+    for i, option in enumerate(options):
         if option is not None and option.devices <= free_devices(view).get(option.device, 0):
             view = left_for(view, (option,))
-    return view
+            found.append(i)
+    return found
 
 
 def free_devices(view: ClusterView) -> dict[str, int]:

@@ -232,7 +232,7 @@ class Planning:
                 waiting = self._answers.for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
-                if not await self._assigning.look(waiting, self._ask, orders=not self._preempting.makes_room(waiting)):
+                if not await self._assigning.look(waiting, self._ask, orders=not self._preempting.makes_room()):
                     await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(TICK_S, self._measurements.left_s() or TICK_S)):
@@ -324,12 +324,12 @@ class Planning:
 
         ``whole``: nodes with all that is free for the job. ``share``: devices assigned to it; None: all of ``whole``.
         """
-        view = share.of(whole, question) if share is not None else whole
-        decision = await self._planner(question, view, profiles)
-        if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
-            other = await self._planner(question, rest, profiles)
+        asked, view = share.of(whole, question) if share is not None else (question, whole)
+        decision = await self._planner(asked, view, profiles)
+        if isinstance(decision, Infeasible) and (rest := self._assigning.rest(question, whole)) is not None:
+            other = await self._planner(*rest, profiles)
             if not answers.exceeds_quota(other) or answers.exceeds_quota(decision):  # Its part becomes free.
-                share, view, decision = None, rest, other
+                share, (asked, view), decision = None, rest, other
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
@@ -344,7 +344,7 @@ class Planning:
         free = view if self._free.view is None else self._free.view
         grows = self._turns.current == key
         return await self._queue.without_delay(
-            key, question, decision, lines, view, free, self._ask, gains=gains, grows=grows
+            key, asked, decision, lines, view, free, self._ask, gains=gains, grows=grows
         )
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:

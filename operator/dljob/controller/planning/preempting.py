@@ -124,15 +124,16 @@ class Preempting:
         )
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
 
-    def makes_room(self, waiting: Mapping[JobKey, ParsedJob]) -> bool:
-        """Return True while jobs stop for one that waits, and until this job had the time to start on their devices.
+    def makes_room(self) -> bool:
+        """Return True while jobs stop for one that waits, and until this job had the time to start on what they had.
 
-        ``waiting``: the jobs that wait for devices. Call this at least every ``LOOK_S`` seconds.
+        Call this at least every ``LOOK_S`` seconds.
         """
         if stopping := {order.by for key, order in self._orders.items() if self._counts(key, order)}:
             self._made = stopping, self._clock()
         made, held_s = self._made
-        return not waiting.keys().isdisjoint(made) and self._clock() - held_s < LOOK_S
+        waits = any(self._cache.job(key) is not None and not self._queue.holdings.holds_devices(key) for key in made)
+        return waits and self._clock() - held_s < LOOK_S
 
     async def make_room(
         self, waiting: Mapping[JobKey, ParsedJob], short: Mapping[JobKey, ParsedJob], ask: Ask

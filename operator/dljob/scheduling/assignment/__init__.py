@@ -30,23 +30,20 @@ that have jobs. If nothing is left for a job whose owner has less, jobs start wi
 owner with many short jobs cannot keep the others from starting.
 
 All jobs of an owner together need no more of any resource than its quotas allow (``Candidate.allowed``). Otherwise,
-running jobs would give up devices for jobs that cannot start.
+running jobs would give up devices for jobs that cannot start. Jobs of an owner share its quotas as all jobs share the
+devices: a running job gives up quota for others of its owner by the same rules (``resources``). A waiting job gets no
+part for which a running job would have to give up quota that does not move.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, repeat
 
-from dljob.scheduling.assignment.moves import (
-    Moves,
-    fitting_moves,
-    helped_by,
-    idle_option,
-    movers,
-)
+from dljob.scheduling.assignment.moves import Moves, helped_by, idle_option, movers
 from dljob.scheduling.assignment.one_by_one import in_order, total_s
 from dljob.scheduling.assignment.patience import is_overdue
+from dljob.scheduling.assignment.resources import Resources, needs
 from dljob.scheduling.assignment.together import less, together
 from dljob.scheduling.assignment.types import (
     Assignment,
@@ -69,13 +66,14 @@ __all__ = [
     "Jobs",
     "Option",
     "QuotaAmounts",
+    "Resources",
     "assign",
     "assign_all",
     "exceeds",
-    "gains_by",
     "idle_option",
     "in_order",
     "is_overdue",
+    "less_used",
     "movers",
     "share",
     "sum_of",
@@ -123,17 +121,17 @@ def share(jobs: Sequence[Candidate], free: Mapping[str, int], holding: Collectio
 
 
 def _passes_over(jobs: Sequence[Candidate], before: Choices, after: Choices, holding: Collection[int]) -> bool:
-    """Return True if a job loses its part while a waiting job of a lower priority gets devices that it could use."""
+    """Return True if a job loses its part while a waiting job of a lower priority gets something that it could use."""
     lost = [job for job, old, new in zip(jobs, before, after, strict=True) if old is not None and new is None]
     given = [
-        (job.priority, part.device)
+        (job.priority, needs(job, part).keys())
         for j, (job, part) in enumerate(zip(jobs, after, strict=True))
         if part is not None and j not in holding
     ]
     return any(
-        priority < job.priority and any(option.device == device for option in job.options)
+        priority < job.priority and any(not used.isdisjoint(needs(job, option)) for option in job.options)
         for job in lost
-        for priority, device in given
+        for priority, used in given
     )
 
 
@@ -158,29 +156,60 @@ def assign_all(
     restarts only for jobs of equal or higher priority that gain more than it loses, or of which one meets its deadline
     by that.
     """
-    jobs = _with_held(jobs, held)
+    staying = {i for i, mine in enumerate(held) if mine.devices and not mine.movable}
+    while True:
+        found, lacking = _assigned(*_with_quotas(jobs, held, staying), free, restart_s)
+        # A waiting job must not get a part for which a running job would have to give up quota that does not.
+        more = {i for i, mine in enumerate(held) if mine.devices and jobs[i].owner in lacking and not found.moves[i]}
+        if more <= staying:
+            return found
+        staying |= more
+
+
+def _assigned(
+    jobs: Sequence[Candidate], held: Sequence[Held], free: Mapping[str, int], restart_s: float
+) -> tuple[Assignment, set[str]]:
+    """Return an assignment, and the owners whose quotas are too small for the parts of waiting jobs after the moves."""
     parts = share(jobs, free, [i for i, mine in enumerate(held) if mine.devices])
-    moving = movers(held, parts, free, restart_s)
-    helped = tuple(helped_by(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
+    resources = Resources.of(jobs, held, parts, free)
+    moving = movers(held, parts, resources, restart_s)
+    helped = tuple(helped_by(i, jobs, resources, moving) if moves else () for i, moves in enumerate(moving))
     proposed = Moves(jobs, held, parts, helped, restart_s)
     worthwhile = [i for i, moves in enumerate(moving) if moves and proposed.are_worthwhile(i)]
-    # The parts of some need devices of jobs that do not move now.
-    fitting = fitting_moves(worthwhile, held, parts, free)
+    # The parts of some need devices or quota of jobs that do not move now.
+    fitting = resources.fitting(worthwhile)
     moves = tuple(i in fitting for i in range(len(jobs)))
-    return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+    found = Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+    return found, {each[0] for each in resources.missing(fitting, waiting=True) if not isinstance(each, str)}
 
 
-def _with_held(jobs: Sequence[Candidate], held: Sequence[Held]) -> list[Candidate]:
-    """Return the jobs with limits by quotas that are not below what the jobs of an owner hold: it may keep that."""
-    holds = defaultdict[str, QuotaAmounts](tuple)
-    for job, mine in zip(jobs, held, strict=True):
+def _with_quotas(
+    jobs: Sequence[Candidate], held: Sequence[Held], staying: Collection[int]
+) -> tuple[list[Candidate], list[Held]]:
+    """Return the jobs and what they hold, with the quotas that are left to those that wait or may give up some.
+
+    ``staying``: indices of the running jobs that give up none. What they use is subtracted from what the quotas allow,
+    and from what they use and need themselves. The limits are not below what the other jobs of an owner hold: it may
+    keep that.
+    """
+    fixed, holds = defaultdict[str, QuotaAmounts](tuple), defaultdict[str, QuotaAmounts](tuple)
+    for i, (job, mine) in enumerate(zip(jobs, held, strict=True)):
         if job.allowed and mine.uses:
-            holds[job.owner] = sum_of((holds[job.owner], mine.uses))
+            of = fixed if i in staying else holds
+            of[job.owner] = sum_of((of[job.owner], mine.uses))
 
-    return [
-        replace(job, allowed=tuple(map(max, job.allowed, holds[job.owner]))) if job.owner in holds else job
-        for job in jobs
-    ]
+    def changed(i: int, job: Candidate) -> Candidate:
+        if not (job.owner in fixed or job.owner in holds):
+            return job
+        left = less_used(job.allowed, fixed[job.owner])
+        job = replace(job, allowed=tuple(map(max, left, chain(holds[job.owner], repeat(0)))))
+        if i not in staying:
+            return job
+        beyond = (tuple(max(0, n) for n in less_used(each.needs, held[i].uses)) for each in job.options)
+        return replace(job, options=tuple(map(Option.with_needs, job.options, beyond)))
+
+    found = [changed(i, job) for i, job in enumerate(jobs)]
+    return found, [replace(mine, uses=()) if i in staying else mine for i, mine in enumerate(held)]
 
 
 def _by_priority(
@@ -198,10 +227,14 @@ def _by_priority(
     chosen: list[Option | None] = []
     left, given = dict(free), defaultdict[str, QuotaAmounts](tuple)
     for _, group in groupby(jobs, key=lambda job: job.priority):
-        equal, before = [_less_allowed(job, given[job.owner]) for job in group], len(chosen)
-        later = [part for i, part in (kept or {}).items() if i >= before + len(equal)]
+        members, before = list(group), len(chosen)
+        later = {i: least for i, least in (kept or {}).items() if i >= before + len(members) and least is not None}
+        used = defaultdict[str, QuotaAmounts](tuple, given)
+        for i, least in later.items():
+            used[jobs[i].owner] = sum_of((used[jobs[i].owner], least.needs))
+        equal = [_less_allowed(job, used[job.owner]) for job in members]
         own = [i - before for i in holding if before <= i < before + len(equal)]
-        found = choose(equal, less(left, later), own)
+        found = choose(equal, less(left, list(later.values())), own)
         chosen += found
         left = less(left, found)
         for job, part in zip(equal, found, strict=True):

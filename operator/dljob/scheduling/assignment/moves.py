@@ -1,21 +1,21 @@
 """Decide which running jobs restart on the parts that an assignment gives them."""
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dljob.scheduling.assignment.resources import Resources, needs
 from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.assignment.types import Candidate, Choices, Held, Option
 from dljob.scheduling.gain import MIN_BETWEEN_S, MIN_GAIN, MIN_GAIN_S
 
 
-def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
+def movers(held: Sequence[Held], parts: Choices, resources: Resources, restart_s: float) -> tuple[bool, ...]:
     """Return for each job True if it runs and restarts on its part (the option that ``share`` chose for it).
 
-    It restarts if that pays for the job itself, or if other jobs need what the job holds. ``held``: what each job
-    holds. ``parts``: the part of each job; None: it gets no devices. ``free``: number of devices by type, including
-    those that these jobs hold. ``restart_s``: seconds of a restart. The parts of the jobs that restart fit beside what
-    all other jobs hold. The parts of waiting jobs may not fit yet.
+    It restarts if that pays for the job itself, or if other jobs need what the job holds: devices or, if they are of
+    the same owner, quota. ``held``: what each job holds. ``parts``: the part of each job; None: it gets no devices.
+    ``resources``: of these jobs and parts. ``restart_s``: seconds of a restart. The parts of the jobs that restart fit
+    beside what all other jobs hold. The parts of waiting jobs may not fit yet.
     """
 
     moving = {
@@ -27,38 +27,10 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
         part = parts[i]
         assert part is not None
         pays = gains_by(held[i], part.seconds, restart_s)
-        missing = sum(_short(moving, held, parts, free, waiting=True).values())
-        if not pays and sum(_short(moving - {i}, held, parts, free, waiting=True).values()) <= missing:
+        if not pays and not resources.lacks_more(moving - {i}, moving):
             moving.remove(i)
-    moving = fitting_moves(moving, held, parts, free)
+    moving = resources.fitting(moving)
     return tuple(i in moving for i in range(len(held)))
-
-
-def _short(
-    moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int], *, waiting: bool
-) -> dict[str, int]:
-    """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
-
-    ``waiting``: True if the waiting jobs also start on their parts.
-    """
-    used = Counter[str]()
-    for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
-        if i not in moving:
-            used.update(mine.devices)
-        if part is not None and (i in moving or (waiting and not mine.devices)):
-            used[part.device] += part.devices
-    return {device: count - free.get(device, 0) for device, count in used.items() if count > free.get(device, 0)}
-
-
-def fitting_moves(moving: Collection[int], held: Sequence[Held], parts: Choices, free: Mapping[str, int]) -> set[int]:
-    """Return those of the jobs ``moving`` (indices) whose parts fit beside what all jobs hold that do not move."""
-    fitting = set(moving)
-    while missing_types := _short(fitting, held, parts, free, waiting=False).keys():
-        wrong = [i for i in fitting if (part := parts[i]) is not None and part.device in missing_types]
-        if not wrong:
-            break  # Jobs hold more than there is, such as after the loss of a node.
-        fitting.remove(max(wrong))
-    return fitting
 
 
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
@@ -71,41 +43,32 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
 
 
 def idle_option(
-    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float
+    i: int, jobs: Sequence[Candidate], held: Sequence[Held], resources: Resources, restart_s: float
 ) -> Option | None:
     """Return the option with which running job ``i`` would gain enough if it moved to devices that stay free otherwise.
 
-    These are devices that neither the other jobs hold nor waiting jobs get, and its own. Return None if there is none.
+    These are devices that neither the other jobs hold nor waiting jobs get, and its own. The same holds for what quotas
+    limit. Return None if there is no such option.
     """
-    left = Counter(free)
-    for j, (its, part) in enumerate(zip(held, parts, strict=True)):
-        if j != i:
-            left.subtract(its.devices or ({part.device: part.devices} if part is not None else {}))
-    found = fastest_fitting(jobs[i].options, left)
+    left = resources.left_beside(i)
+    fitting = (o for o in jobs[i].options if all(count <= left[each] for each, count in needs(jobs[i], o).items()))
+    found = min(fitting, key=lambda option: option.seconds, default=None)
     return found if found is not None and gains_by(held[i], found.seconds, restart_s) else None
 
 
-def helped_by(
-    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
-) -> tuple[int, ...]:
-    """Return the indices of the jobs that get more devices of a type of which job ``i`` frees some when it moves.
+def helped_by(i: int, jobs: Sequence[Candidate], resources: Resources, moving: Sequence[bool]) -> tuple[int, ...]:
+    """Return the indices of the jobs that get more of a resource because job ``i`` releases some of it when it moves.
 
-    These jobs wait or move, and have at least the priority of job ``i``.
+    These jobs wait or move, and have at least the priority of job ``i``. ``resources``: of the jobs and their parts.
     """
-    mine = parts[i]
-    assert mine is not None
-    freed = {
-        device for device, count in held[i].devices.items() if count > (mine.devices if device == mine.device else 0)
-    }
+    released = resources.released(i, {j for j, moves in enumerate(moving) if moves})
     return tuple(
         j
-        for j, part in enumerate(parts)
+        for j, job in enumerate(jobs)
         if j != i
-        and part is not None
-        and part.device in freed
-        and part.devices > held[j].devices.get(part.device, 0)
-        and jobs[j].priority >= jobs[i].priority
-        and (not held[j].devices or moving[j])
+        and resources.gets_more(j, released)
+        and job.priority >= jobs[i].priority
+        and (not resources.held[j] or moving[j])
     )
 
 

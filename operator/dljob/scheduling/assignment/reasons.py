@@ -6,7 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class RoomFor:
-    """The reason why a running job moves to other or fewer devices: other jobs gain more from its present devices.
+    """The reason why a running job moves to other or fewer devices: others gain more from the devices or the quota.
 
     ``by``: name of the first of these other jobs; empty if it is in another namespace. ``jobs``: their number.
     """

@@ -55,7 +55,7 @@ class Candidate:
     ``owner``: its namespace. ``weight``: the weight of the namespace. ``due_s``: the largest ``Option.seconds`` with
     which it meets its deadline; None: it has none. ``preempts``: True: running jobs of a lower priority stop for it.
     ``overdue``: True if it has waited so long that it starts before other waiting jobs of its priority. ``allowed``:
-    what the owner's quotas allow to all its jobs together, of each resource of each quota.
+    what the owner's quotas allow to all its jobs together, of each resource of each quota. It is equal for all of them.
     """
 
     priority: int
@@ -87,8 +87,8 @@ class Assignment:
     """The result of an assignment. Each field has one entry per job, in the order of the jobs.
 
     ``parts``: the option that each job gets, called its *part*; None: it gets no devices now. ``moves``: True if the
-    job runs now and restarts on its part. ``helped``: indices of the jobs that need the devices that the job gives up;
-    empty if the job does not restart.
+    job runs now and restarts on its part. ``helped``: indices of the jobs that need the devices or quota that the job
+    gives up; empty if the job does not restart.
     """
 
     parts: "Choices"

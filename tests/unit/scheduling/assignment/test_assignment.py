@@ -1,6 +1,7 @@
 """Heterogeneous devices are assigned to several jobs together."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from dljob.scheduling.assignment import (
     Candidate,
     Held,
     Option,
+    Resources,
     assign,
     assign_all,
     idle_option,
@@ -26,6 +28,12 @@ from dljob.scheduling.assignment.moves import helped_by
 from dljob.scheduling.parts import free_devices, left_for, part_of, sizes
 from support.joint_jobs import FREE, JOBS, equal
 from support.planner_questions import DIGITS, T4, rejected
+
+
+def moved(held: Sequence[Held], parts: Sequence[Option], free: dict[str, int]) -> tuple[bool, ...]:
+    """Return the movers among jobs that no quota limits."""
+    jobs = equal([(part,) for part in parts])
+    return movers(held, tuple(parts), Resources.of(jobs, held, tuple(parts), free), 45.0)
 
 
 def fit(found: Assignment, held: list[Held], free: dict[str, int]) -> bool:
@@ -176,9 +184,11 @@ def test_only_movable_running_jobs_move_and_they_fit_beside_the_others(
         for each, may in zip(in_order(running, free), movable, strict=False)
     ]
     held += [Held({}) for _ in waiting]
-    parts = share(equal([*running, *waiting]), free)
+    jobs = equal([*running, *waiting])
+    parts = share(jobs, free)
+    moving = movers(held, parts, Resources.of(jobs, held, parts, free), 45.0)
     used = Counter[str]()
-    for mine, part, moves in zip(held, parts, movers(held, parts, free, 45.0), strict=True):
+    for mine, part, moves in zip(held, parts, moving, strict=True):
         assert not moves or (mine.movable and mine.devices and part is not None)
         used.update({part.device: part.devices} if moves and part is not None else mine.devices)
     assert all(count <= free[device] for device, count in used.items())
@@ -187,16 +197,16 @@ def test_only_movable_running_jobs_move_and_they_fit_beside_the_others(
 def test_a_job_that_cannot_move_keeps_its_devices_and_others_do_not_restart_for_nothing() -> None:
     one, two = Option("t4", 1, 4, 1000.0), Option("t4", 1, 8, 600.0)
     fixed, other = Held({"t4": 8}, 600.0), Held({"t4": 4}, 1000.0, movable=True)
-    assert movers([fixed, other], (one, two), {"t4": 12}, 45.0) == (False, False)
+    assert moved([fixed, other], (one, two), {"t4": 12}) == (False, False)
 
 
 def test_a_running_job_gives_devices_to_others_but_does_not_move_for_nothing() -> None:
     sizes = tuple(Option("t4", 1, n, 1000.0 / n**0.8) for n in (1, 2, 4, 8))
     whole = Held({"t4": 8}, sizes[-1].seconds, movable=True)
     assert share(equal([sizes, sizes]), {"t4": 8}) == (sizes[2], sizes[2])
-    assert movers([whole, Held({})], (sizes[2], sizes[2]), {"t4": 8}, 45.0) == (True, False)
+    assert moved([whole, Held({})], (sizes[2], sizes[2]), {"t4": 8}) == (True, False)
     little = Held({"t4": 4}, 1.05 * sizes[3].seconds, movable=True)
-    assert movers([little], (sizes[3],), {"t4": 8}, 45.0) == (False,)
+    assert moved([little], (sizes[3],), {"t4": 8}) == (False,)
 
 
 def test_a_job_leaves_what_is_assigned_to_others() -> None:
@@ -333,7 +343,7 @@ def test_devices_that_stay_free_although_a_resting_job_could_use_them(
     jobs = [Candidate(0, options)] * 3
     held = [Held({"t4": 1}, left_s), Held(others, 1000.0), Held({})]
     parts = (None, None, None if waits is None else Option("t4", 1, waits, 1000.0))
-    found = idle_option(0, jobs, held, parts, {"t4": 4}, 45.0)
+    found = idle_option(0, jobs, held, Resources.of(jobs, held, parts, {"t4": 4}), 45.0)
     assert (found and found.devices) == expected
 
 
@@ -342,7 +352,7 @@ def test_jobs_that_give_up_devices_too_are_not_helped() -> None:
     jobs = [long, long, Candidate(0, (Option("t4", 1, 2, 100.0),))]
     held = [Held({"t4": 4}, 2000.0, movable=True), Held({"t4": 4}, 2000.0, movable=True), Held({})]
     parts = (Option("t4", 1, 2, 4000.0), Option("t4", 1, 2, 4000.0), Option("t4", 1, 2, 100.0))
-    assert helped_by(0, jobs, held, parts, (True, True, False)) == (2,)
+    assert helped_by(0, jobs, Resources.of(jobs, held, parts, {"t4": 8}), (True, True, False)) == (2,)
 
 
 def test_sizes_are_those_of_one_node_and_then_whole_nodes() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
 from dljob.scheduling.assignment import Candidate, Held, Option, assign_all, is_overdue, share, together
-from dljob.scheduling.parts import free_devices, left_beside
+from dljob.scheduling.parts import could_start, free_devices, left_for
 from support.joint_jobs import FREE, JOBS
 
 LONG = tuple(Option("t4", 1, count, 9000.0 / count) for count in (1, 2, 4))
@@ -87,7 +87,6 @@ def test_overdue_jobs_change_neither_the_limits_nor_that_nothing_is_left_over(
 @pytest.mark.parametrize(("parts", "expected"), [([], 3), ([1], 2), ([4], 3), ([4, 1], 2), ([2, 1], 0), ([1, 3, 1], 1)])
 def test_a_part_that_is_not_free_as_a_whole_takes_nothing(parts: list[int], expected: int) -> None:
     view = ClusterView(tuple(Node(f"n{i}", "t4", 2, count, is_gpu=True) for i, count in enumerate((2, 1))))
-    left = left_beside(
-        view, [Option("t4", count, 1, 1.0) if count > 2 else Option("t4", 1, count, 1.0) for count in parts]
-    )
+    options = [Option("t4", count, 1, 1.0) if count > 2 else Option("t4", 1, count, 1.0) for count in parts]
+    left = left_for(view, [options[i] for i in could_start(view, options)])
     assert free_devices(left).get("t4", 0) == expected

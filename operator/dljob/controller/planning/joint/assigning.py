@@ -20,7 +20,7 @@ from dljob.controller.planning.joint.candidates import Candidates
 from dljob.controller.planning.joint.forecasting import costs, held_by, moved, planned_devices
 from dljob.controller.planning.joint.options import Known, KnownOptions, gpu_types, has_part, shape_of
 from dljob.controller.planning.joint.recent_jobs import RecentJobs
-from dljob.controller.planning.joint.shares import Order, Running, Share
+from dljob.controller.planning.joint.shares import Order, Running, Share, ToPlan, left_by, shares
 from dljob.controller.planning.joint.state import PlanningState
 from dljob.controller.planning.queue.shadows import Ask
 from dljob.job.log_fields import log_fields
@@ -31,12 +31,12 @@ from dljob.kube import JobKey
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import lets_move, may_move, rests_until
-from dljob.scheduling.assignment import Candidate, Choices, Held, assign_all, idle_option
+from dljob.scheduling.assignment import Candidate, Choices, Held, Resources, assign_all, idle_option
 from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.joint_forecast import JointQueue
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending
 from dljob.scheduling.gain import MIN_BETWEEN_S
-from dljob.scheduling.parts import free_devices, left_beside, left_for
+from dljob.scheduling.parts import free_devices
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
@@ -151,35 +151,36 @@ class Assigning:
                 )
         return self._shares.get(key)
 
-    def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
-        """Return the nodes on which a waiting job may run that cannot run on its share.
+    def rest(self, question: ParsedJob, view: ClusterView) -> ToPlan | None:
+        """Return how to plan a waiting job that cannot run on its share: with its quotas, and nodes of ``view``.
 
-        For a job with a part, this is what the parts of other waiting jobs leave in ``view``. Parts of jobs of a lower
-        priority count as free. A job without a part may also use devices of parts that are not free yet as a whole. The
-        rule of back-fill decides then whether it delays others. Return None while running jobs move to make room,
-        because the job then waits for its part, and for a job that already holds devices.
+        For a job with a part, this is what the parts of other waiting jobs leave. Parts of jobs of a lower priority
+        count as free. A job without a part may also use what parts need that are not free yet as a whole. The rule of
+        back-fill decides then whether it delays others. Return None while running jobs move to make room, because the
+        job then waits for its part, and for a job that already holds devices.
         """
+        key = question.observed.job.key
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
         if share is None or moving or self._queue.holdings.holds_devices(key):
             return None
+        waits = [(other, its) for other, its in self._shares.items() if its.part and other not in self._running]
         if share.part is None:
-            waiting = (each.part for other, each in self._shares.items() if other not in self._running)
-            return left_beside(view, waiting)
-        others, own = self._shares.keys() - self._running.keys() - {key}, self._recent.priority(key)
-        first = sorted(
-            other
-            for other in others
-            if own is None or (priority := self._recent.priority(other)) is None or priority >= own
-        )
-        return left_for(view, tuple(self._shares[other].part for other in first))
+            return left_by(question, view, waits, starting=True)
+        own = self._recent.priority(key)
+        first = [
+            (other, its)
+            for other, its in sorted(waits, key=lambda each: each[0])
+            if other != key and (own is None or (priority := self._recent.priority(other)) is None or priority >= own)
+        ]
+        return left_by(question, view, first, starting=False)
 
     async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool = True) -> bool:
         """Assign all devices again if that is due, and order running jobs to move. An error is only logged.
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
-        seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
-        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans. ``orders``: False: none moves.
+        seconds. Return True while a running job is to move because others need what it has. No job is then preempted.
+        ``waiting``: the jobs that wait for devices, as planned. ``ask``: makes plans. ``orders``: False: none moves.
         """
         if not self._on:
             return False
@@ -206,7 +207,7 @@ class Assigning:
     def _state_of(self, waiting: Mapping[JobKey, ParsedJob]) -> object:
         """Return what an assignment depends on: jobs and nodes. ``waiting``: the jobs without devices."""
         movable = frozenset((key, each.movable) for key, each in self._running.items())
-        return frozenset(waiting), movable, self._cache.ledger.version
+        return frozenset({*waiting, *self._short()}), movable, self._cache.ledger.version
 
     def _forget_gone(self) -> None:
         """Forget jobs that stop or are gone, and orders not carried out in ``OBEY_S`` (the new plan was no better)."""
@@ -272,12 +273,10 @@ class Assigning:
         ``orders``: True: also order running jobs to move to their parts. False: only check the orders that are given:
         one that no longer repays is withdrawn. The part of a job that has decided to move stays until it has moved.
         """
-        # A job whose plan a quota refused keeps its share: without it, the job would be planned again at once.
-        waiting = {key: each for key, each in self._short().items() if key in self._shares} | dict(waiting)
-        nodes = self._cache.ledger.view()
-        mine = {key: each for key, each in waiting.items() if has_part(each) and gpu_types(each, nodes)}
-        line = sorted(mine, key=lambda key: self._queue.job(mine[key]).place)
-        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holdings.holds_devices(key)}
+        nodes, everyone = self._cache.ledger.view(), {**self._waiting_for_quota(), **waiting}
+        mine = {key: each for key, each in everyone.items() if has_part(each) and gpu_types(each, nodes)}
+        line = sorted(mine, key=lambda key: (key not in waiting, self._queue.job(mine[key]).place))
+        questions = {key: mine[key] for key in line[:MAX_JOBS] if not self._queue.holdings.holds_devices(key)}
         self._beyond = set(line[MAX_JOBS:])
         staying = [
             key
@@ -294,9 +293,12 @@ class Assigning:
         questions = {key: each for key, each in questions.items() if not self._queue.holdings.holds_devices(key)}
         # Others ended or decided to move meanwhile.
         running = {key: each for key, each in running.items() if key in self._running and not self._is_moving(key)}
-        everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
+        movable = {key: self._running[key].movable for key in running if known[key].options}
+        moving = {key: its.part for key, its in self._shares.items() if its.part and self._is_moving(key)}
+        self._candidates.quotas.count(questions, movable, moving, self._stopped(), self._known)
+        taking_part = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
-        for key, question in sorted(everyone, key=lambda item: -self._candidates.priority(item[1])):
+        for key, question in sorted(taking_part, key=lambda item: -self._candidates.priority(item[1])):
             candidate = self._candidates.of(key, question, known[key], running=key in running)
             if candidate is not None:
                 keys.append(key)
@@ -306,17 +308,20 @@ class Assigning:
         view = self._view_without(set(keys))  # The devices of a job without options are not for others.
         self._queue.overdue = frozenset(key for key, job in zip(keys, jobs, strict=True) if job.overdue)
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
-        self._recent.note(everyone, known)
+        self._recent.note(taking_part, known)
         self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
         before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
         free = free_devices(view)
         if len(keys) >= 2:  # A job that is alone may use all devices, also of several types.
             found = assign_all(jobs, held, free, RESTART_S)
-            parts = [part and replace(part, seconds=0.0, needs=()) for part in found.parts]
-            given = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
-            for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
-                if part is not None or key in questions:
-                    self._shares[key] = Share(part, () if part is not None else given, jobs[i].overdue)
+            parts = [(key, p and replace(p, seconds=0.0, needs=())) for key, p in zip(keys, found.parts, strict=True)]
+            charges = {
+                key: () if part is None else self._candidates.quotas.charges(key, known[key], part, running=False)
+                for key, part in parts
+                if key in questions
+            }
+            self._shares |= shares(parts, charges, [job.overdue for job in jobs])
+            for i, key in enumerate(keys):
                 if found.moves[i] and (orders or key in before):
                     self._order(key, [keys[j] for j in found.helped[i]], before.get(key))
         self._note_resting(keys, jobs, held, found.parts if len(keys) >= 2 else (None,) * len(keys), free)
@@ -324,6 +329,14 @@ class Assigning:
             log.info(
                 "the job keeps its devices: its move no longer repays", extra=log_fields(key, self._cache.job(key))
             )
+
+    def _waiting_for_quota(self) -> dict[JobKey, ParsedJob]:
+        """Return the jobs that wait for quota, and for which running jobs could release some.
+
+        Those with a share keep it. Without it, they would be planned again at once.
+        """
+        namespaces = {namespace for namespace, _ in self._running}
+        return {key: each for key, each in self._short().items() if key in self._shares or key[0] in namespaces}
 
     def _note_resting(
         self,
@@ -335,19 +348,20 @@ class Assigning:
     ) -> None:
         """Note which of the jobs ``keys`` rest while devices stay free that they could use. Queue those that change.
 
-        The other arguments are those of ``idle_option``.
+        ``parts``: of these jobs. ``free``: number of devices by type. The other arguments are those of ``idle_option``.
         """
         before, self._resting = self._resting, {}
+        resources = Resources.of(jobs, held, parts, free)
         for i, key in enumerate(keys):
             until = self._running[key].rests_until if held[i].devices else None
-            if until is not None and (option := idle_option(i, jobs, held, parts, free, RESTART_S)) is not None:
+            if until is not None and (option := idle_option(i, jobs, held, resources, RESTART_S)) is not None:
                 self._resting[key] = Resting(until, f"{option.devices} x {option.device}")
         for key in before.keys() | self._resting.keys():
             if before.get(key) != self._resting.get(key):
                 self._requeue(key)
 
     def _order(self, key: JobKey, helped: list[JobKey], before: Order | None) -> None:
-        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up.
+        """Order a running job to move to its part. ``helped``: the jobs that need the devices or quota it gives up.
 
         ``before``: its present order; None: it has none.
         """
@@ -356,7 +370,7 @@ class Assigning:
         since_s = before.since_s if before is not None else self._clock()
         self._orders[key] = Order(self._running[key].uid, room, since_s)
         if self._orders[key] != before:
-            why = f"to release devices for {len(helped)} other jobs" if helped else "to better devices"
+            why = f"to release what {len(helped)} other jobs need" if helped else "to better devices"
             log.info("the job moves %s", why, extra=log_fields(key, self._cache.job(key)))
         self._requeue(key)
 
@@ -369,10 +383,12 @@ class Assigning:
         """Return what is free without the jobs ``keys`` and those that stop for good; no nodes if it is empty."""
         if not keys:
             return ClusterView(())
+        return self._queue.holdings.view_without(min(keys), keys | self._stopped())
+
+    def _stopped(self) -> set[JobKey]:
+        """Return the jobs that stop for good, also those that no longer exist while their pods still run."""
         self._gone = {key for key in self._gone if self._cache.job(key) is None and self._cache.runs(key)}
-        return self._queue.holdings.view_without(
-            min(keys), keys | self._gone | {j.key for j in self._cache.jobs() if ended(j)}
-        )
+        return self._gone | {job.key for job in self._cache.jobs() if ended(job)}
 
     def _held(self, key: JobKey) -> Held:
         return self._candidates.held(key, movable=self._running[key].movable)

@@ -71,5 +71,5 @@ class RecentJobs:
             first_part=job.known.first_part,
             weight=self._queue.policy.weight(key[0]),
             preempts=job.preempts,
-            allowed=self._candidates.quotas.allowed(key[0]),
+            allowed=self._candidates.quotas.allowed(key[0], moving=True),
         )

@@ -105,7 +105,7 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str, now: 
         draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", text))
     elif room is not None and found.stay_s >= MIN_LEFT_S:
         text = (
-            f"{change}; the devices speed up {room} more; {times}. It can take devices back after "
+            f"{change}; what it releases speeds up {room} more; {times}. It can take devices back after "
             f"{duration(MIN_BETWEEN_S)} at the earliest"
         )
         draft.verdicts.append(Verdict(CONDITION, TRUE, "DevicesReassigned", text))

@@ -94,7 +94,11 @@ def test_running_job_gives_a_device_to_one_that_waits() -> None:
         await operator.watch(45.0)
         assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
         text = operator.message(first, "Resizing")
-        assert "the devices speed up job second more" in text and "(4 ranks each)" in text and "(2 ranks each)" in text
+        assert (
+            "what it releases speeds up job second more" in text
+            and "(4 ranks each)" in text
+            and "(2 ranks each)" in text
+        )
         assert await replicas(cluster, first) == 0
         await remove_pods(cluster, operator, first)
         assert operator.condition(first, "Resizing") == ("False", "Resized")

@@ -8,7 +8,7 @@ from dljob.kube import JobKey
 from dljob.kube.kinds import NODE, QUOTA
 from support.builders import T4
 from support.controller.fake_operator import Operator
-from support.controller.shared_devices import LONG, SHORT, devices_of, remove_pods, together, train
+from support.controller.shared_devices import LONG, OTHER, SHORT, devices_of, remove_pods, replicas, together, train
 from support.servers.fake_api import FakeCluster
 
 Json = dict[str, Any]
@@ -180,6 +180,127 @@ async def stopped(cluster: FakeCluster, operator: Operator, key: JobKey, used: i
     await remove_pods(cluster, operator, key, lag_s)
     cluster.quota("team-a", {GPU: str(used)}, **{GPU: str(hard)})
     await operator.watch(15.0)
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 5.0])
+def test_a_running_job_gives_up_quota_for_one_that_waits_for_it(lag_s: float) -> None:
+    """Fixed bug: four of eight GPUs were free, and the short job waited for the end of the long one."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "4"})
+        first = await trains(cluster, operator, "first", "n1", used=4, **LONG)
+        assert await devices_of(cluster, first) == {T4: 4}
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.planned(second) == "QuotaExceeded"
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        assert "speeds up job second more" in operator.message(first, "Resizing")
+        assert await replicas(cluster, first) == 0
+        await stopped(cluster, operator, first, 0, 4, lag_s)
+        assert operator.condition(first, "Resizing") == ("False", "Resized")
+        assert (await devices_of(cluster, first), await devices_of(cluster, second)) == ({T4: 2}, {T4: 2})
+
+    together({"n1": T4}, body, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bound_only"),
+    [
+        ({}, True),
+        ({"planning": {"resize": "Never"}}, False),
+        ({"scheduling": {"disruption": "Avoid"}}, False),
+        ({"scheduling": {"priorityClassName": "high"}}, False),
+    ],
+    ids=["has just started", "must not be resized", "must not be disrupted", "has a higher priority"],
+)
+def test_jobs_that_keep_their_quota(spec: Json, bound_only: bool) -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("high", 100)
+        cluster.quota("team-a", **{GPU: "4"})
+        if bound_only:
+            first = cluster.submit("first", **LONG)
+            await operator.watch(2.0)
+            await cluster.bind(await cluster.create_pods(first), "n1")
+            cluster.quota("team-a", {GPU: "4"}, **{GPU: "4"})
+        else:
+            first = await trains(cluster, operator, "first", "n1", used=4, **{**LONG, **spec})
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(100.0)
+        assert operator.planned(second) == "QuotaExceeded" and not parts(operator, [second])
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+
+    together({"n1": T4}, body, gpus=8)
+
+
+def test_no_job_gives_up_quota_for_one_of_another_namespace() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "4"})
+        cluster.quota("team-b", {GPU: "2"}, **{GPU: "2"})
+        first = await trains(cluster, operator, "first", "n1", used=4, **LONG)
+        second = cluster.submit("second", "team-b", second=1, **SHORT)
+        await operator.watch(100.0)
+        assert operator.planned(second) == "QuotaExceeded"
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 1
+
+    together({"n1": T4}, body, gpus=8)
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 5.0])
+def test_quota_that_a_job_gives_up_goes_to_the_one_that_gains_most(lag_s: float) -> None:
+    """The older one of two waiting jobs is as long as the one that runs, and comes first in the queue."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "2"})
+        first = await trains(cluster, operator, "first", "n1", used=2, hard=2, **LONG)
+        older = cluster.submit("older", second=1, **OTHER)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") is None
+        short = cluster.submit("short", second=2, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        assert "speeds up job short more" in operator.message(first, "Resizing")
+        await stopped(cluster, operator, first, 0, 2, lag_s)
+        await operator.watch(20.0)
+        assert (await devices_of(cluster, first), await devices_of(cluster, short)) == ({T4: 1}, {T4: 1})
+        assert operator.planned(older) == "QuotaExceeded"
+
+    together({"n1": T4}, body, gpus=8)
+
+
+def test_no_second_job_gives_up_quota_while_the_first_one_stops() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "4"})
+        two: Json = {**LONG, "nodes": {"min": 1, "max": 2}}
+        runs = [await trains(cluster, operator, "first", "n1", "n2", used=2, **two)]
+        runs.append(await trains(cluster, operator, "second", "n3", "n4", used=4, **{**two, "seed": 1}))
+        assert [await devices_of(cluster, key) for key in runs] == [{T4: 2}, {T4: 2}]
+        waits = cluster.submit("waits", second=2, **SHORT)
+        await operator.watch(100.0)
+        found = [operator.condition(key, "Resizing") for key in runs]
+        assert sorted(found, key=str) == [("True", "DevicesReassigned"), None]
+        moved = runs[found.index(("True", "DevicesReassigned"))]
+        await stopped(cluster, operator, moved, 2, 4, 0.0)
+        assert await devices_of(cluster, moved) == await devices_of(cluster, waits) == {T4: 1}
+
+    together({f"n{i}": T4 for i in range(1, 7)}, body)
+
+
+def test_no_job_gives_up_quota_that_a_stopping_job_is_about_to_release() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{GPU: "4"})
+        two: Json = {**LONG, "nodes": {"min": 1, "max": 2}}
+        stays = {**two, "seed": 1, "planning": {"resize": "Never"}}
+        leaving = await trains(cluster, operator, "leaving", "n1", "n2", used=2, **stays)
+        first = await trains(cluster, operator, "first", "n3", "n4", used=4, **two)
+        await cluster.edit(leaving, suspend=True)
+        await operator.watch(2.0)
+        waits = cluster.submit("waits", second=2, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") is None and await replicas(cluster, first) == 2
+        await stopped(cluster, operator, leaving, 2, 4, 0.0)
+        assert operator.planned(waits) == "Planned"
+
+    together({f"n{i}": T4 for i in range(1, 7)}, body)
 
 
 def test_a_job_that_moves_in_a_full_quota_does_not_go_back_to_its_old_plan() -> None:
