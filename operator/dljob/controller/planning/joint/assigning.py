@@ -36,7 +36,7 @@ from dljob.scheduling.assignment.reasons import Resting, RoomFor
 from dljob.scheduling.forecasting.joint_forecast import JointQueue
 from dljob.scheduling.forecasting.joint_simulation import AGAIN_S, LOOK_S, Ending
 from dljob.scheduling.gain import MIN_BETWEEN_S
-from dljob.scheduling.parts import free_devices
+from dljob.scheduling.parts import free_devices, left_for
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
@@ -305,7 +305,8 @@ class Assigning:
                 jobs.append(candidate)
                 held.append(self._held(key) if key in running else Held({}))
         self._candidates.forget_others(questions)
-        view = self._view_without(set(keys))  # The devices of a job without options are not for others.
+        # The devices of a job without options are not for others. Those that moving jobs release are.
+        view = left_for(self._view_without({*keys, *moving}), list(moving.values()))
         self._queue.overdue = frozenset(key for key, job in zip(keys, jobs, strict=True) if job.overdue)
         self._known = {key: each for key, each in self._known.items() if self._is_moving(key)} | known
         self._recent.note(taking_part, known)

@@ -122,3 +122,23 @@ def test_devices_that_stay_empty_while_a_job_rests_are_explained() -> None:
         assert operator.condition(first, "Resizing") == ("True", "BetterPlan")
 
     together({"n1": T4}, body, gpus=4)
+
+
+def test_no_second_job_moves_while_the_first_one_stops() -> None:
+    """Fixed bug: the devices that the first one was about to release did not count, so two jobs restarted for one."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        two = {**LONG, "nodes": {"min": 1, "max": 2}}
+        runs = [cluster.submit(f"runs-{i}", second=i, **{**two, "seed": i}) for i in range(2)]
+        await operator.watch(2.0)
+        for key, nodes in zip(runs, (("n1", "n2"), ("n3", "n4")), strict=True):
+            assert await devices_of(cluster, key) == {T4: 2}
+            await train(cluster, operator, key, *nodes)
+        waits = cluster.submit("waits", second=2, **SHORT)
+        await operator.watch(100.0)
+        [moved] = [key for key in runs if operator.condition(key, "Resizing") is not None]
+        assert operator.condition(moved, "Resizing") == ("True", "DevicesReassigned")
+        await remove_pods(cluster, operator, moved, seconds=15.0)
+        assert await devices_of(cluster, moved) == await devices_of(cluster, waits) == {T4: 1}
+
+    together({f"n{i}": T4 for i in range(1, 5)}, body)
