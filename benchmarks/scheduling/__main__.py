@@ -1,7 +1,7 @@
 """Compare the operator's scheduling with other policies on job streams.
 
-    python -m benchmarks.scheduling [--seeds 5] [--first-seed 0] [--jobs 160] [--load 1.0] [--noise 0.2] [--policy NAME]
-        [--floors] [--check]
+    python -m benchmarks.scheduling [--seeds 5] [--first-seed 0] [--jobs 160] [--load 1.0] [--noise 0.2] [--quota N]
+        [--policy NAME] [--floors] [--check]
 
 All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
 these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
@@ -42,13 +42,20 @@ def clairvoyant(streams: list[tuple[Job, ...]]) -> list[Measures]:
 
 
 def run_operator(
-    make: Callable[[float], Operator], streams: list[tuple[Job, ...]], noise: float, found: list[foresight.Accuracy]
+    make: Callable[[float], Operator],
+    streams: list[tuple[Job, ...]],
+    noise: float,
+    quota: int | None,
+    found: list[foresight.Accuracy],
 ) -> list[Measures]:
-    """Simulate a policy of the operator on each stream. Add the accuracy of its forecasts to ``found``."""
+    """Simulate a policy of the operator on each stream. Add the accuracy of its forecasts to ``found``.
+
+    ``quota``: most devices that the jobs of a namespace use together; None: no limit.
+    """
     each = []
     for jobs in streams:
         policy = make(noise)
-        policy.joint.stream = jobs
+        policy.joint.stream, policy.joint.allowed = jobs, () if quota is None else (quota,)
         result = simulate(jobs, policy, DEVICES)
         found.append(foresight.accuracy(policy.foresight, result))
         each.append(measures(result, DEVICES))
@@ -98,6 +105,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=160, help="jobs of a stream")
     parser.add_argument("--load", type=float, default=1.0, help="factor of the jobs' device-hours")
     parser.add_argument("--noise", type=float, default=NOISE, help="sigma of log(true run time / predicted)")
+    parser.add_argument("--quota", type=int, help="most devices of each namespace, for policies that respect it")
     parser.add_argument("--policy", action="append", help="simulate only this policy; may be repeated")
     parser.add_argument("--floors", action="store_true", help="also simulate forecasters that know the truth")
     parser.add_argument("--check", action="store_true", help="fail if a goal is missed")
@@ -113,12 +121,20 @@ def main() -> int:
         "goodput, like Pollux": lambda: run(Goodput, streams),
         CLAIRVOYANT: lambda: clairvoyant(streams),
         **{
-            name: lambda name=name, make=make: run_operator(make, streams, given.noise, foreseen[name])  # type: ignore[misc]
+            name: lambda name=name, make=make: run_operator(  # type: ignore[misc]
+                make, streams, given.noise, given.quota, foreseen[name]
+            )
             for name, make in operators.items()
         },
     }
     if unknown := set(given.policy or ()) - policies.keys():
         parser.error(f"--policy: found {', '.join(sorted(unknown))}; expected one of {', '.join(policies)}")
+    respecting = [name for name, make in operators.items() if make(0.0).all_jobs]
+    if given.quota is not None and (ignoring := set(given.policy or policies) - set(respecting)):
+        parser.error(
+            f"--quota: found policies that ignore it: {', '.join(sorted(ignoring))}; expected --policy with only "
+            f"{', '.join(respecting)}"
+        )
     print(f"{given.seeds} streams of {given.jobs} jobs on {DEVICES} devices: {POOL}")
     widths = (9, 7, 10, 11, 8, 6, 9)
     print(f"{'policy':22} " + " ".join(f"{head:>{width}}" for head, width in zip(HEADS, widths, strict=True)))

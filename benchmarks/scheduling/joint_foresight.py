@@ -10,7 +10,7 @@ from benchmarks.scheduling.workload import START_S, Job
 
 from dljob.reconcile.planning.resize import MIN_STEPS
 from dljob.scheduling import Interval
-from dljob.scheduling.assignment import Candidate, Held, Option, is_overdue
+from dljob.scheduling.assignment import Candidate, Held, Option, QuotaAmounts, is_overdue
 from dljob.scheduling.forecasting.calibration import Calibration
 from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.scheduling.forecasting.joint_forecast import JointQueue, RecentJoint, forecast_jointly
@@ -37,12 +37,13 @@ def joint_jobs(
     rested_s: Mapping[str, float],
     spread: float,
     due_s: Callable[[State], float | None] = lambda _: None,
+    allowed: QuotaAmounts = (),
 ) -> list[JointJob]:
     """Return the jobs of a queue as the operator knows them.
 
     A job that trains has a measured step time, which ``options`` and ``held`` show. ``moved_s``: when a job that holds
     devices got them. ``rested_s``: when it may move, of which only a job that trains gives notice. ``spread``: 90th
-    percentile of run times / median. ``due_s``: function to ``JointJob.due_s``.
+    percentile of run times / median. ``due_s``: function to ``JointJob.due_s``. ``allowed``: as in ``JointJob``.
     """
     found = []
     for state in line:
@@ -62,6 +63,7 @@ def joint_jobs(
                 first_part=first,
                 due_s=due_s(state),
                 waited_s=0.0 if mine.devices else now_s - state.job.arrival_s,
+                allowed=allowed,
             )
         )
     return found
@@ -77,15 +79,25 @@ def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     return _options(state.job, factor * max(state.left, 1e-9))
 
 
-def candidate(now_s: float, state: State, found: tuple[Option, ...], due_s: float | None, holds: bool) -> Candidate:
-    """Return a job with the options ``found`` as it takes part in an assignment. ``holds``: it holds devices."""
+def candidate(
+    now_s: float, state: State, found: tuple[Option, ...], due_s: float | None, holds: bool, allowed: QuotaAmounts = ()
+) -> Candidate:
+    """Return a job with the options ``found`` as it takes part in an assignment. ``holds``: it holds devices.
+
+    ``allowed``: as in ``Candidate``.
+    """
     overdue = not holds and is_overdue(now_s - state.job.arrival_s, found)
-    return Candidate(0, found, state.job.namespace, due_s=due_s, overdue=overdue)
+    return Candidate(0, found, state.job.namespace, due_s=due_s, overdue=overdue, allowed=allowed)
 
 
 def _options(job: Job, part: float = 1.0) -> tuple[Option, ...]:
-    """Return the options of a job, with the predicted seconds of its whole training times ``part``."""
-    return tuple(Option(use.device, use.nodes, use.devices // use.nodes, part * use.seconds) for use in job.uses)
+    """Return the options of a job, with the predicted seconds of its whole training times ``part``.
+
+    They need their devices of the quota of the namespace, if there is one.
+    """
+    return tuple(
+        Option(use.device, use.nodes, use.devices // use.nodes, part * use.seconds, (use.devices,)) for use in job.uses
+    )
 
 
 def first_part(job: Job) -> float:
@@ -120,10 +132,12 @@ class JointForesight:
     """The moment at which each job arrived, and the job as it was then."""
     stream: Sequence[Job] = ()
     """All jobs of the simulation. Only a forecaster that knows the truth may read them."""
+    allowed: QuotaAmounts = ()
+    """``JointJob.allowed`` of all jobs: the number of devices that a namespace may use; empty: no limit."""
 
     def arrived(self, state: State, options: tuple[Option, ...], spread: float) -> None:
         key = state.job.namespace, state.job.name
-        job = JointJob(key, 0, options, spread, first_part=first_part(state.job))
+        job = JointJob(key, 0, options, spread, first_part=first_part(state.job), allowed=self.allowed)
         self.seen.setdefault(state.job.name, (state.job.arrival_s, job))
 
     def forecast(
@@ -161,7 +175,7 @@ class JointForesight:
         later = [
             JointArrival(
                 job.arrival_s - now_s,
-                JointJob((job.namespace, job.name), 0, _options(job), first_part=first_part(job)),
+                JointJob((job.namespace, job.name), 0, _options(job), first_part=first_part(job), allowed=self.allowed),
             )
             for job in self.stream
             if arrivals and job.arrival_s > now_s

@@ -55,6 +55,7 @@ from dljob.scheduling import (
     start_up,
 )
 from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all
+from dljob.scheduling.assignment.together import fastest_fitting
 from dljob.scheduling.gain import MIN_BETWEEN_S
 from dljob.scheduling.pace import MEASURED_P90
 from dljob.scheduling.parts import free_devices, left_for, part_of
@@ -81,7 +82,8 @@ class Operator:
     Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
     together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
     ``Together``. ``clairvoyant``: the assignment knows true run times. ``finish_by``: all jobs have
-    ``spec.scheduling.finishBy``. ``rested_s``: when jobs may move (``all_jobs``).
+    ``spec.scheduling.finishBy``. ``rested_s``: when jobs may move (``all_jobs``). ``joint``: also has the quota of each
+    namespace, which only ``all_jobs`` respects.
     """
 
     spread: float
@@ -156,13 +158,15 @@ class Operator:
                 self.moved_s[state.job.name] = now_s
 
     def _queued(self, state: State, states: Mapping[str, State]) -> QueuedJob:
-        held: Counter[str] = Counter()
-        for name, placed in self.placed.items():
-            held[states[name].job.namespace] += sum(count for _, count in placed.pods)
-        mine, total = Requests(0, 0, held[state.job.namespace]), self.ledger.total()
+        mine, total = Requests(0, 0, self._used(state.job.namespace, states)), self.ledger.total()
         part = dominant_share(mine, Requests(0, 0, total.devices))
         created = EPOCH + timedelta(seconds=state.job.arrival_s)
         return QueuedJob((state.job.namespace, state.job.name), state.job.name, 0, part, created, self._latest(state))
+
+    def _used(self, namespace: str, states: Mapping[str, State]) -> int:
+        """Return the number of devices that the jobs of a namespace hold."""
+        mine = (placed for name, placed in self.placed.items() if states[name].job.namespace == namespace)
+        return sum(count for placed in mine for _, count in placed.pods)
 
     def _latest(self, state: State) -> datetime | None:
         """Return when a job must start to meet its deadline with its fastest plan."""
@@ -216,8 +220,9 @@ class Operator:
             queue = sorted(active, key=lambda state: self._queued(state, states).place)
             held = partial(self._held, now_s)
             jobs = joint_jobs(
-                now_s, queue, self._options, held, self.moved_s, self.rested_s, self.spread, partial(self._due_s, now_s)
-            )
+                now_s, queue, self._options, held, self.moved_s, self.rested_s, self.spread,
+                partial(self._due_s, now_s), self.joint.allowed,
+            )  # fmt: skip
             free = free_devices(self.ledger.view())
             measured = {state.job.name for state in active if self._is_measured(state)}
             for name, start in self.joint.forecast(now_s, jobs, free, self.knows, self.tick_s, measured).items():
@@ -270,9 +275,12 @@ class Operator:
         moves: tuple[bool, ...] = (False,) * len(line)
         if len(line) > 1:  # A job that is alone may use all devices, also of several types.
             jobs = [
-                candidate(now_s, state, self._options(state), self._due_s(now_s, state), state.job.name in self.placed)
+                candidate(
+                    now_s, state, self._options(state), self._due_s(now_s, state), state.job.name in self.placed,
+                    self.joint.allowed,
+                )
                 for state in line
-            ]
+            ]  # fmt: skip
             held = [self._held(now_s, state) for state in line]
             found = assign_all(jobs, held, free_devices(view()), START_S)
             parts, moves = found.parts, found.moves
@@ -282,11 +290,20 @@ class Operator:
         # A job that moves has reserved its part before it stops, so that no waiting job can take it.
         for state, part, _ in sorted(zip(line, parts, moves, strict=True), key=lambda each: not each[2]):
             if state.job.name not in self.placed and part is not None:
-                self._start_on(now_s, state, part_of(self.ledger.view(), part))
+                self._start_on(now_s, state, self._within_quota(state, states, part_of(self.ledger.view(), part)))
         waiting = [pair for pair in zip(line, parts, strict=True) if pair[0].job.name not in self.placed]
         for state, _ in () if any(moves) else waiting:
             others = [part for other, part in waiting if other is not state and other.job.name not in self.placed]
-            self._start_on(now_s, state, left_for(self.ledger.view(), others))
+            self._start_on(now_s, state, self._within_quota(state, states, left_for(self.ledger.view(), others)))
+
+    def _within_quota(self, state: State, states: Mapping[str, State], view: ClusterView) -> ClusterView:
+        """Return the nodes with what a job may use: what its fastest option within the quota needs, if there is one."""
+        if not self.joint.allowed:
+            return view
+        left = self.joint.allowed[0] - self._used(state.job.namespace, states)
+        most = {device: min(left, count) for device, count in free_devices(view).items()}
+        option = fastest_fitting(self._options(state), most)
+        return ClusterView(()) if option is None else part_of(view, option)
 
     def _start_on(self, now_s: float, state: State, view: ClusterView) -> None:
         choice = PLANS.of(state.job.model, view)
@@ -326,7 +343,8 @@ class Operator:
         for group in placed.choice.groups:
             held[group.device] += group.nodes * group.ranks_per_node
         left_s = state.left * run.seconds * self._known_noise(state)
-        return Held(held, left_s, now_s >= self.rested_s[state.job.name] - SHORT_S and left_s >= MIN_LEFT_S)
+        movable = now_s >= self.rested_s[state.job.name] - SHORT_S and left_s >= MIN_LEFT_S
+        return Held(held, left_s, movable, (held.total(),))
 
     def _grow(self, now_s: float, active: Sequence[State]) -> None:
         """Move running jobs to better plans, one after another, while no job waits."""

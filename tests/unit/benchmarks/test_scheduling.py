@@ -89,3 +89,11 @@ def test_policy_decides_after_changes_and_at_ends_of_rests_like_the_controller()
     assert next_s(1000.0, [700.0], changed=True) == 10.0
     assert next_s(1000.0, [700.0, 1025.0], changed=False) == 25.0
     assert next_s(1000.0, [1000.0], changed=False) == 60.0  # This rest ends now, and the job may move already.
+
+
+def test_jobs_of_a_namespace_use_no_more_devices_than_its_quota() -> None:
+    policy, states = Operator(1.3, all_jobs=True), [State(job(name, 0.0)) for name in ("a", "b", "c")]
+    policy.joint.allowed = (3,)
+    for count in (1, 3):
+        found = policy.decide(0.0, states[:count])
+        assert 1 <= sum(run.devices for run in found.values() if run is not None) <= 3
