@@ -228,10 +228,10 @@ def _by_priority(
     left, given = dict(free), defaultdict[str, QuotaAmounts](tuple)
     for _, group in groupby(jobs, key=lambda job: job.priority):
         members, before = list(group), len(chosen)
-        later = {i: part for i, part in (kept or {}).items() if i >= before + len(members) and part is not None}
+        later = {i: least for i, least in (kept or {}).items() if i >= before + len(members) and least is not None}
         used = defaultdict[str, QuotaAmounts](tuple, given)
-        for i, part in later.items():
-            used[jobs[i].owner] = sum_of((used[jobs[i].owner], part.needs))
+        for i, least in later.items():
+            used[jobs[i].owner] = sum_of((used[jobs[i].owner], least.needs))
         equal = [_less_allowed(job, used[job.owner]) for job in members]
         own = [i - before for i in holding if before <= i < before + len(equal)]
         found = choose(equal, less(left, list(later.values())), own)

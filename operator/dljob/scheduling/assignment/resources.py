@@ -92,14 +92,14 @@ class Resources:
 
 def needs(job: Candidate, option: Option) -> Amounts:
     """Return what a job needs for one of its options."""
-    return {option.device: option.devices, **_limited(job, option.needs)}
+    return {option.device: option.devices} | _limited(job, option.needs)
 
 
 def is_of_quota(resource: Resource) -> bool:
     return not isinstance(resource, str)
 
 
-def _limited(job: Candidate, amounts: QuotaAmounts) -> dict[Resource, int]:
+def _limited(job: Candidate, amounts: QuotaAmounts) -> dict[tuple[str, int], int]:
     """Return those of the ``amounts`` that are not 0, and that the quotas of the job's owner limit."""
     return {(job.owner, i): n for i, (n, _) in enumerate(zip(amounts, job.allowed, strict=False)) if n > 0}
 
