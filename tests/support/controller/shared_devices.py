@@ -80,7 +80,9 @@ async def train(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: s
             await cluster.api.merge(POD, key[0], pod["metadata"]["name"], {"status": status})
     await operator.watch(2.0)
     stored = await plan_of(cluster, key)
-    plan, steps = stored.plan, round(stored.status.predicted.total_seconds / stored.plan.expected.step_s)
+    plan, predicted = stored.plan, stored.status.predicted
+    beside_s = predicted.evaluation_seconds + predicted.checkpoint_seconds + predicted.fetch_seconds
+    steps = round((predicted.total_seconds - beside_s) / plan.expected.step_s)
     report = dlcontract.Report(
         uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term,
         phase=dlcontract.RunPhase.RUNNING, unix_s=operator.now.timestamp(), world_size=len(plan.ranks),
