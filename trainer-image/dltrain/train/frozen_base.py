@@ -129,7 +129,7 @@ def _digests(model: nn.Module) -> dict[str, str]:
         else:
             whole = temporary(tuple(parameter.shape), parameter.dtype)
             initial.fill(first[parameter], whole)
-        return hashlib.sha256(content(whole)).hexdigest()
+        return hashlib.sha256(content(whole).data).hexdigest()
 
     # The initial values of a deferred model draw from one generator of random numbers.
     with ThreadPoolExecutor(min(torch.get_num_threads(), _THREADS) if initial is None else 1) as pool:
