@@ -17,6 +17,8 @@ from support.trainer.observed_scripts import variables
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHIN_S = 300
+TRIES = 10
+"""Runs of which one aborts at least. On a busy machine, threads may have a turn before the interpreter ends."""
 LATE = """
 import sys
 import torch
@@ -41,9 +43,11 @@ def run(script: str, path: str = str(STARTUP)) -> subprocess.CompletedProcess[st
 
 def test_script_aborts_without_the_startup_folder() -> None:
     """If this fails, PyTorch or Python has corrected the fault, and newer versions do not need ``gloo_threads``."""
-    ended = run(LATE, path="")
-    assert ended.returncode == -signal.SIGABRT, ended.stderr
-    assert "terminate called without an active exception" in ended.stderr
+    for _ in range(TRIES):
+        ended = run(LATE, path="")
+        if ended.returncode == -signal.SIGABRT:
+            break
+    assert "terminate called without an active exception" in ended.stderr, ended.returncode
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)

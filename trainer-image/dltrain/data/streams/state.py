@@ -52,7 +52,9 @@ def decode(value: Any) -> Any:
     ((kind, content),) = value.items()
     if kind == _TENSOR:
         dtype, shape, text = content
-        flat = torch.frombuffer(bytearray(_content(text)), dtype=torch.uint8) if text else torch.empty(0, device="cpu").byte()
+        if not text:
+            return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+        flat = torch.frombuffer(bytearray(_content(text)), dtype=torch.uint8)
         return flat.view(getattr(torch, dtype)).reshape(shape)
     if kind == _ARRAY:
         dtype, shape, text = content
