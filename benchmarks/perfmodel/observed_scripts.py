@@ -22,7 +22,6 @@ a smaller error. The first call downloads the training libraries (120 MB). The m
 import argparse
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -68,8 +67,6 @@ PLACES = (1, 2)
 BARS = {"counted": 0.25, "first": 0.25, "second": 0.10, "elsewhere": 0.25}
 """Kind of prediction → largest error that meets the goal."""
 STARTUP = ROOT / "trainer-image/dltrain/startup/path"
-ABORTED, TRIES = "terminate called without an active exception", 4
-"""What a rank prints if a thread of gloo outlives its end, and how often such a script is tried."""
 TIMEOUT_S = 300.0
 
 
@@ -117,22 +114,8 @@ def predicted_s(script: ObservedStructure, ranks: int, known: Constants) -> floa
     return found.chosen.prediction.step_s
 
 
-class AbortedError(Exception):
-    """A rank aborted after its last line."""
-
-
-def run(script: str, ranks: int) -> Run:
+def run(script: str, ranks: int, folder: Path) -> Run:
     """Run a script to its end, and return what its rank 0 reported. Raise SystemExit if a rank fails."""
-    for _ in range(TRIES):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                return _run(script, ranks, Path(folder))
-            except AbortedError:
-                print(f"{script}, {ranks} ranks: aborted at its end; run again", flush=True)
-    raise SystemExit(f"{script}: a rank aborted at its end in each of {TRIES} runs")
-
-
-def _run(script: str, ranks: int, folder: Path) -> Run:
     path = next(
         each for each in (ROOT / f"examples/{part}/{script}.py" for part in ("programs", "scripts")) if each.exists()
     )
@@ -147,11 +130,6 @@ def _run(script: str, ranks: int, folder: Path) -> Run:
         processes = [_started(path, rank, ranks, port, folder) for rank in range(ranks)]
         for rank, process in enumerate(processes):
             output, _ = process.communicate(timeout=TIMEOUT_S)
-            if process.returncode == -signal.SIGABRT and ABORTED in output:
-                for other in processes:
-                    other.kill()
-                    other.communicate()
-                raise AbortedError
             if process.returncode:
                 raise SystemExit(f"{script}: rank {rank} exited with {process.returncode}:\n{output[-2000:]}")
     timed = [each for each in seen if each.step_s is not None]
@@ -272,7 +250,8 @@ def main() -> None:
         runs = {}
         for script in (options.script,) if options.script else SCRIPTS:
             for ranks in PLACES:
-                runs[script, ranks] = run(script, ranks)
+                with tempfile.TemporaryDirectory() as folder:
+                    runs[script, ranks] = run(script, ranks, Path(folder))
                 print(
                     f"round {number}: {script}, {ranks} ranks: {1e3 * runs[script, ranks].measured_s:.2f} ms",
                     flush=True,
