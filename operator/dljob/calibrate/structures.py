@@ -265,7 +265,7 @@ def _before(
 def _scored(
     terms: list[dict[str, float]],
     amounts: Floats,
-    before: "_Before",
+    before: _Before,
     spread: float,
     noise: float,
     margin: float | None = None,
@@ -274,11 +274,11 @@ def _scored(
 ) -> _Scored:
     """Return the factors of the terms that fit all rows, and the amounts of rows by fits to other networks.
 
-    ``terms``: predicted part of each term, by row. ``amounts``: measured sums. ``spread``:
-    standard deviation of the logarithms of factors. ``noise``: that of measurements.
-    ``margin``: factor on predictions that must cover ``COVERED`` of the unseen networks. If it does not, all factors
-    are increased. ``networks``: number of the network of each row; None: each row is another network. ``fitted``:
-    number of the first rows that count in the fit; None: all.
+    ``terms``: predicted part of each term, by row. ``amounts``: measured sums. ``spread``: standard deviation of the
+    logarithms of factors. ``noise``: that of measurements. ``margin``: factor on predictions that must cover
+    ``COVERED`` of the unseen networks. If it does not, all factors are increased. ``networks``: number of the network
+    of each row; None: each row is another network. ``fitted``: number of the first rows that count in the fit; None:
+    all.
     """
     names = list(terms[0])
     parts = np.array([[row[name] for name in names] for row in terms])

@@ -252,7 +252,7 @@ def largest_nbytes(workload: Workload, is_gpu: bool) -> float:
     """
     if is_gpu:
         return workload.transient_nbytes
-    return workload.briefly_nbytes + (workload.loss_nbytes if workload.is_dense else 0.0)
+    return workload.briefly_nbytes() + (workload.loss_nbytes if workload.is_dense else 0.0)
 
 
 @lru_cache(maxsize=256)

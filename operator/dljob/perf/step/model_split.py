@@ -291,9 +291,7 @@ def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: i
         received = REAL_NBYTES * stage.input_elements
         each = stage.outputs * workload.activation_nbytes + received
         kept = min(micro_batches, len(stages.stages) - i) * samples * each
-        largest = samples * workload.briefly_nbytes
-        if workload.briefly_nbytes == workload.transient_nbytes:  # The layers of the stage are known, or all are equal.
-            largest = min(largest, samples * 2.0 * REAL_NBYTES * stage.largest_elements)
+        largest = samples * workload.briefly_nbytes(2.0 * REAL_NBYTES * stage.largest_elements)
         loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
         loss = samples * workload.loss_nbytes if i == len(stages.stages) - 1 else 0.0
         found.append(_held(workload, stage.parameters, kept + loaded, largest, loss))
@@ -310,7 +308,7 @@ def tensor_held(workload: Workload, pairs: Pairs, ranks: int, batch: int) -> Hel
     kept = batch * kept_part(pairs.outputs, pairs.units, ranks) * workload.activation_nbytes
     buffers = REAL_NBYTES * batch * sum(set(pairs.summed_elements))
     loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    briefly = batch * workload.briefly_nbytes, batch * workload.loss_nbytes
+    briefly = batch * workload.briefly_nbytes(), batch * workload.loss_nbytes
     return _held(workload, share * workload.parameters, kept + buffers + loaded, *briefly)
 
 

@@ -104,7 +104,7 @@ class Workload:
             return self.stated_largest_nbytes
         return REAL_NBYTES * max(layer.parameters for layer in self.layers)
 
-    @property
+    @cached_property
     def counts_once(self) -> bool:
         """Return True if ranks on CPUs need hardly more memory than their tensors, of which also the largest are known.
 
@@ -113,12 +113,15 @@ class Workload:
         activation_known = self.name not in (HINTED, OBSERVED) or self.stated_activation_nbytes is not None
         return self.reuses_blocks and self.is_dense and activation_known and self.largest_parameter_nbytes is not None
 
-    @property
-    def briefly_nbytes(self) -> float:
-        """Return the bytes per sample of the largest activation and its gradient."""
-        if not self.counts_once or self.stated_activation_nbytes is None:
-            return self.transient_nbytes
-        return 2.0 * self.stated_activation_nbytes
+    def briefly_nbytes(self, part_nbytes: float | None = None) -> float:
+        """Return the bytes per sample of the largest activation and its gradient.
+
+        ``part_nbytes``: the same by the layers of a part of the model, which counts if it is less, unless the largest
+        activation is stated, of which nobody knows in which part it is.
+        """
+        if self.counts_once and self.stated_activation_nbytes is not None:
+            return 2.0 * self.stated_activation_nbytes
+        return self.transient_nbytes if part_nbytes is None else min(self.transient_nbytes, part_nbytes)
 
     @cached_property
     def has_convolutions(self) -> bool:
