@@ -106,7 +106,8 @@ def test_plan_contradicted_by_measurements_is_replaced(mixed: dict[str, Any], ku
 def test_job_leaves_a_device_that_becomes_slow_and_meets_its_deadline(mixed: dict[str, Any], kubectl: Kubectl) -> None:
     """The slow device uses the least energy and meets the deadline, until its node loses most of its CPUs.
 
-    The training takes five minutes on it. With a quarter of the CPUs, the rest of it would take twenty.
+    The training takes five minutes on it. With a quarter of the CPUs, the rest of it would take twenty. The fast device
+    needs more energy, because hack/test gives it 60 idle watts.
     """
     job = example("digits.yaml", job="hurried", devices=["cpu-fast", "cpu-slow"], nodes={"min": 1, "max": 1})
     objective = {"minimize": "Energy", "deadline": "8m"}
