@@ -32,6 +32,7 @@ from dljob.planner.explanation.explain import (
     model_parallel_refusals,
     shown,
     slower,
+    too_late,
     warning,
 )
 from dljob.planner.explanation.infeasible import nothing_fits, script_failed, too_few
@@ -211,6 +212,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, kept)
     refusals += model_parallel_refusals(request, chosen, kept, candidates)
+    refusals += too_late(request, chosen, candidates)
     refusals += slower(request, chosen, kept, candidates)
     measure = None
     advice: tuple[str | None, tuple[PowerLimit, ...]] = (None, ())

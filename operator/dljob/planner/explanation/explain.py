@@ -133,6 +133,22 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
     return list(lines.values())
 
 
+def too_late(request: Request, chosen: Choice, shown: tuple[Choice, ...]) -> list[Refusal]:
+    """Return the candidates in ``shown`` that are not chosen only because they may miss the deadline, with this reason.
+
+    They need less energy, cost or carbon than the chosen plan, which meets the deadline.
+    """
+    if not objective.meets(request, chosen.prediction.total_p90_s):
+        return []
+    bar = objective.wanted(request, chosen.prediction)
+    return [
+        Refusal(choice.summary, worse(request, choice, chosen))
+        for choice in shown
+        if not objective.meets(request, choice.prediction.total_p90_s)
+        and objective.wanted(request, choice.prediction) < bar
+    ]
+
+
 def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective.
 
@@ -294,7 +310,7 @@ def _lateness(request: Request, total_p90_s: float) -> str:
     """
     assert request.deadline_s is not None
     if not request.paced:
-        return f"{duration(total_p90_s)} (p90)"
+        return f"{duration(total_p90_s + objective.start_s(request))} (p90, with start-up)"
     ratio = (total_p90_s + objective.start_s(request)) / request.deadline_s
     times = f"{ratio:.3g} times" if ratio < MAX_RATIO else f"more than {MAX_RATIO:g} times"
     return f"{times} the time that is left for the remaining steps (p90, with start-up)"

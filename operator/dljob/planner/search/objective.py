@@ -79,10 +79,18 @@ def score(request: Request, prediction: Prediction) -> float:
     Lower is better. The unit is seconds, joules, US dollars or grams. If the objective is not time, plans that miss the
     deadline score above all plans that meet it (``LATE``).
     """
+    if request.minimize != "Time" and not meets(request, prediction.total_p90_s):
+        return LATE * (1 + prediction.total_p90_s)
+    return wanted(request, prediction)
+
+
+def wanted(request: Request, prediction: Prediction) -> float:
+    """Return what the request minimizes, over the whole training, whether or not the plan meets the deadline.
+
+    The unit is seconds, joules, US dollars or grams.
+    """
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
-    if not meets(request, prediction.total_p90_s):
-        return LATE * (1 + prediction.total_p90_s)
     found = {"Energy": prediction.energy_J, "Cost": prediction.cost_usd, "Carbon": prediction.carbon_g}
     return found[request.minimize] or 0.0
 

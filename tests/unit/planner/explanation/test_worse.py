@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dljob.cluster.energy import EnergySettings
 from dljob.planner import Choice, Request
 from dljob.planner.explanation.explain import worse
 from support.planner_questions import DIGITS, decided, view
@@ -71,3 +72,18 @@ def test_recomputation_that_saves_too_little_is_named() -> None:
     found = chosen()
     again = replace(changed(found, step_s=0.97, total_s=0.97), recomputes=True)
     assert worse(DIGITS, again, found).endswith(", with activation checkpointing")
+
+
+def test_cheaper_plan_that_may_be_late_is_ruled_out_for_its_time() -> None:
+    """Regression: a plan that saves energy and ends in time at the median was listed without the reason against it."""
+    mixed = view(
+        {"count": 1, "cpu": 16, "memory": "16Gi", "device": "cpu-fast"}, {"count": 1, "cpu": 2, "memory": "16Gi"}
+    )
+    energy = EnergySettings({"cpu-fast": 500.0})
+    request = replace(DIGITS, minimize="Energy", energy=energy, nodes_max=1, total_steps=100_000)
+    least = decided(request, mixed).chosen
+    assert [group.device for group in least.groups] == ["cpu"]
+    hurried = decided(replace(request, deadline_s=least.prediction.total_p90_s), mixed)
+    assert [group.device for group in hurried.chosen.groups] == ["cpu-fast"]
+    (reason,) = [refusal.reason for refusal in hurried.refusals if refusal.summary == least.summary]
+    assert reason.startswith("misses the deadline: ") and reason.endswith(" (p90, with start-up)")
