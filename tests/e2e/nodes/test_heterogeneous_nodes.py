@@ -110,7 +110,7 @@ def test_job_leaves_a_device_that_becomes_slow_and_meets_its_deadline(mixed: dic
     needs more energy, because hack/test gives it 60 idle watts.
     """
     job = example("digits.yaml", job="hurried", devices=["cpu-fast", "cpu-slow"], nodes={"min": 1, "max": 1})
-    objective = {"minimize": "Energy", "deadline": "8m"}
+    objective = {"minimize": "Energy", "deadline": "11m"}
     job["spec"] |= {"globalBatchSize": 120, "steps": 2500, "objective": objective}
     del job["spec"]["epochs"]
     kubectl.apply(job)
