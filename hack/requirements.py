@@ -22,9 +22,12 @@ def requirements(*wanted: str) -> list[str]:
     """
     groups = _toml(".")["dependency-groups"]
     found: set[str] = set()
-    pending = [text for one in wanted for text in groups.get(one, [one])]
+    pending: list[Any] = [text for one in wanted for text in groups.get(one, [one])]
     while pending:
         text = pending.pop()
+        if isinstance(text, dict):
+            pending += groups[text["include-group"]]
+            continue
         match = re.fullmatch(r"(\w+)(?:\[([\w,]+)\])?(?:==.*)?", text)
         if match is None or match[1] not in MEMBERS:
             found.add(text)

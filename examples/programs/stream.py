@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 stream.py
 
 import math
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -64,11 +65,12 @@ if saved.exists():
     opt.load_state_dict(state["optimizer"])
     warm.load_state_dict(state["schedule"])
     first = state["step"]
-if rank == 0:
-    print(f"resumed from step {first}", flush=True)
 # The trainer image has no compiler: without one, aot_eager traces the model as torch.compile does.
+backend = "inductor" if gpu or shutil.which("g++") else "aot_eager"
+if rank == 0:
+    print(f"resumed from step {first}, backend {backend}", flush=True)
 dltrain.busy("compilation", 300)
-model = torch.compile(DistributedDataParallel(network), backend="inductor" if gpu else "aot_eager")
+model = torch.compile(DistributedDataParallel(network), backend=backend)
 batches = iter(DataLoader(Stream(first * MICRO_BATCHES * BATCH), batch_size=BATCH))
 for step in range(first + 1, STEPS + 1):
     total = 0.0

@@ -41,6 +41,7 @@ LOCKS = {
     "operator": Lock("operator/requirements.txt", ("dljob[operator,tasks]",)),
     "trainer": Lock("trainer-image/requirements.txt", ("dltrain[parquet]",)),
     "exports": Lock("hack/locks/exports.txt", ("exports",), beside="dev"),
+    "s3-server": Lock("hack/locks/s3-server.txt", ("s3-server",), beside="trainer"),
     "programs": Lock("examples/programs/requirements.txt", ("programs",), beside="trainer"),
 }
 

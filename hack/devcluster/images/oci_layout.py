@@ -124,10 +124,19 @@ class Layout:
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:
             tar.add(folder, at.strip("/"))
+        self._add_on_top(reference, base, self._store(layer.getvalue()))
+
+    def add_largest_layer(self, reference: str, base: str, lender: str) -> None:
+        """Add the image `reference`: the image `base` with the largest layer of the image `lender` on top of it."""
+        found = json.loads(self.blob(self.images()[lender]).read_text())
+        layer = max(found["layers"], key=lambda each: int(each["size"]))
+        self._add_on_top(reference, base, {"digest": layer["digest"], "size": layer["size"]})
+
+    def _add_on_top(self, reference: str, base: str, stored: dict[str, Any]) -> None:
+        """Add the image `reference`: the image `base` with a layer that the folder has, an uncompressed tar."""
         [found] = (entry for entry in self._entries() if entry["annotations"][_REF] == base)
         manifest = json.loads(self.blob(found["digest"]).read_text())
         config = json.loads(self.blob(manifest["config"]["digest"]).read_text())
-        stored = self._store(layer.getvalue())
         config["rootfs"]["diff_ids"].append(stored["digest"])
         config.pop("history", None)  # It must have an entry for each layer, if there is one.
         manifest["layers"].append({"mediaType": _LAYER, **stored})

@@ -1,24 +1,18 @@
 """Tests of programs with training libraries that are not ours (hack/test programs): each is killed once and resumes."""
 
 import copy
-import os
 import re
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from devcluster.paths import cache_root
-from devcluster.progress import Progress
-from devcluster.providers import choose
 from dljob.client.output.records import outputs_of
 from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
 from support.cluster.pod_server import trainer_image
-from support.cluster.program_image import program_image, scripts
+from support.cluster.program_image import add_program_image, added_images, scripts
 from support.mpi_programs import MPI_PROGRAMS
+from support.trainer.foreign_images import debian_12_with_compiler
 
 pytestmark = [pytest.mark.e2e, pytest.mark.programs]
 
@@ -31,13 +25,10 @@ MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 4
 
 
 @pytest.fixture(scope="module")
-def image(admin: Kubectl) -> Iterator[str]:
+def image(admin: Kubectl) -> str:
     """Load the image of the programs into the nodes. Return its reference."""
-    trainer = trainer_image(admin)
-    with tempfile.TemporaryDirectory(dir=cache_root() / "images", prefix="programs-") as folder:
-        reference, layout = program_image(trainer, Path(folder))
-        choose(None, os.environ["DLJOB_TEST_CLUSTER"], Progress(quiet=True)).load([layout.folder])
-    yield reference
+    with added_images() as layout:
+        return add_program_image(layout, trainer_image(admin))
 
 
 def job(name: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,6 +73,22 @@ def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl
     assert resumed_from(kubectl, name) >= 20
 
 
+def test_compiled_program_resumes_in_an_image_with_its_own_pytorch(admin: Kubectl, kubectl: Kubectl) -> None:
+    """Debian 12 with g++, Python and PyTorch, without dltrain: inductor compiles, and the injected agent reports."""
+    reference = "localhost/debian-with-pytorch:12"
+    with added_images() as layout:
+        layout.add_rootfs("localhost/debian-with-g++:12", debian_12_with_compiler())
+        layout.add_largest_layer(reference, "localhost/debian-with-g++:12", trainer_image(admin))
+    made, programs = job("stream", reference)
+    made["metadata"]["name"] = "compiled"
+    kubectl.apply(programs, made)
+    done = killed_once(kubectl, "compiled")
+    assert done["status"]["plan"]["agent"] == "Auto"
+    assert (done["status"]["progress"]["step"], done["status"]["progress"]["percent"]) == (STEPS["stream"], 100)
+    assert resumed_from(kubectl, "compiled") >= 20
+    assert "backend inductor" in "".join(outputs_of(kubectl.get("configmap", "compiled-logs") or {}).values())
+
+
 @pytest.mark.parametrize("name", sorted(MPI_PROGRAMS))
 def test_mpi_program_resumes_after_a_kill(name: str, kubectl: Kubectl) -> None:
     """The examples for mpi4py and Horovod, with one line that reports the progress."""
@@ -102,12 +109,13 @@ def test_mpi_program_resumes_after_a_kill(name: str, kubectl: Kubectl) -> None:
     [
         ("contrastive", {"parameters": 12448, "flopsPerSample": 150000}, 40, 2),
         ("lora", {"parameters": 16384, "flopsPerSample": 45000000}, 20, 2.5),
+        ("text_stream", {"parameters": 58000, "flopsPerSample": 8000000}, 2, 3),
     ],
 )
 def test_loop_with_the_five_lines_resumes_after_a_kill(
     program: str, hints: dict[str, int], epochs: int, bound: float, image: str, kubectl: Kubectl
 ) -> None:
-    """One loss compares the samples of all ranks. The other trains adapters of a base that checkpoints do not have."""
+    """A loss that compares the samples of all ranks, adapters of a base that checkpoints do not have, and a stream."""
     made, programs = job(program, image)
     spec = made["spec"]
     del spec["trainer"]["framework"]
@@ -115,5 +123,5 @@ def test_loop_with_the_five_lines_resumes_after_a_kill(
     spec |= {"model": {"hints": hints}, "dataset": {"name": "digits"}, "globalBatchSize": 64, "epochs": epochs}
     spec["checkpoint"]["interval"] = "1s"
     kubectl.apply(programs, made)
-    done = killed_once(kubectl, program)
+    done = killed_once(kubectl, made["metadata"]["name"])
     assert done["status"]["progress"]["percent"] == 100 and done["status"]["result"]["loss"] < bound

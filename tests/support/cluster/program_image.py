@@ -8,10 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from devcluster.images.oci_layout import Layout
 from devcluster.paths import cache_root
+from devcluster.progress import Progress
+from devcluster.providers import choose
 from support.cluster.kubectl import ROOT
 
 PROGRAMS = ROOT / "examples/programs"
@@ -19,22 +24,35 @@ REQUIREMENTS = PROGRAMS / "requirements.txt"
 SITE_PACKAGES = "opt/dljob/lib/python3.11/site-packages"
 
 
-def program_image(trainer: str, folder: Path) -> tuple[str, Layout]:
-    """Return the reference of the image, and a new layout in ``folder`` that holds it.
+@contextmanager
+def added_images() -> Iterator[Layout]:
+    """Yield a layout with all images that hack/images has built. Load what the test adds to it into the nodes."""
+    with tempfile.TemporaryDirectory(dir=cache_root() / "images", prefix="programs-") as folder:
+        shutil.copytree(cache_root() / "images/layout", folder, copy_function=os.link, dirs_exist_ok=True)
+        layout = Layout(Path(folder))
+        yield layout
+        layout.keep_newest(1)
+        choose(None, os.environ["DLJOB_TEST_CLUSTER"], Progress(quiet=True)).load([layout.folder])
 
-    ``trainer``: reference of the trainer image, which hack/images has built. ``folder``: on the file system of the cache.
+
+def add_program_image(layout: Layout, trainer: str) -> str:
+    """Add the image of the programs to the layout, and return its reference.
+
+    ``trainer``: reference of the trainer image.
     """
-    layout = Layout(folder)
-    shutil.copytree(cache_root() / "images/layout", folder, copy_function=os.link, dirs_exist_ok=True)
     reference = f"localhost/dljob-programs:{trainer.rpartition(':')[2]}"
     layout.add_layer(reference, trainer, libraries(), SITE_PACKAGES)
-    layout.keep_newest(1)
-    return reference, layout
+    return reference
 
 
 def libraries() -> Path:
     """Return the libraries without PyTorch, which is in the trainer image. The first call downloads them."""
     return _packages("programs", REQUIREMENTS, "3.11")
+
+
+def s3_server() -> Path:
+    """Return moto's server and what it needs, without what the trainer image has. The first call downloads them."""
+    return _packages("s3-server", ROOT / "hack/locks/s3-server.txt", "3.11")
 
 
 def export_libraries() -> Path:

@@ -17,12 +17,15 @@ from support.trainer.pods import UID, Job, Pod
 
 ROOT = Path(__file__).resolve().parents[3]
 AGENT = "/var/lib/dljob/agent"
+PACKAGES = "/opt/dljob/lib/python3.11/site-packages"
+"""Where the trainer image has PyTorch. A test lends this layer of the image to another image."""
 TREE = ROOT / "trainer-image/injection/tree.py"
 _PYTHON_3_9 = (
     "libc6", "libgcc-s1", "python3-minimal", "python3.9-minimal", "libpython3.9-minimal", "libpython3.9-stdlib", "zlib1g",
     "libexpat1", "libffi7", "libssl1.1", "libbz2-1.0", "liblzma5", "libcrypt1", "libuuid1", "libmpdec3",
 )  # fmt: skip
 """Packages of Debian 11: Python 3.9 and what it needs. None of them contains a shell or a program like env."""
+_PYTHON = ("python3-minimal", "libpython3-stdlib")
 _FOLDERS = ("tmp", "proc", "dev", "etc", "var/lib/dljob/agent")
 
 
@@ -45,23 +48,35 @@ def debian_12() -> Path:
     return _debian("bookworm", ())
 
 
-def _debian(suite: str, names: tuple[str, ...]) -> Path:
-    """Return a root file system with these packages of a release of Debian; no names: Python and all base packages."""
-    # A changed list of packages makes another root file system.
-    kind = f"{suite}-{zlib.crc32(' '.join(names).encode()):08x}" if names else suite
+def debian_12_with_compiler() -> Path:
+    """Return ``debian_12`` with g++ and Python's headers. Python also imports what is in ``PACKAGES``, if it exists."""
+    made = _debian("bookworm", (), ("g++", "libpython3-dev"))
+    (made / "usr/lib/python3/dist-packages").mkdir(parents=True, exist_ok=True)
+    (made / "usr/lib/python3/dist-packages/more.pth").write_text(f"{PACKAGES}\n")
+    return made
+
+
+def _debian(suite: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Path:
+    """Return a root file system with packages of a release of Debian.
+
+    ``names``: the packages, all by name; empty for Python, the base packages, ``more``, and what these need.
+    """
+    # Another list of packages makes another root file system.
+    listed = names + more
+    kind = f"{suite}-{zlib.crc32(' '.join(listed).encode()):08x}" if listed else suite
     made = cache_root() / "images" / f"rootfs-{kind}-{platform.machine()}"
     with locked("rootfs"):
         if not made.is_dir():
             packages.install(packages.IMAGE_BUILD, Progress(quiet=True))
             made.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=made.parent, prefix="rootfs-") as folder:
-                _unpack(suite, names, Path(folder, "packages"), Path(folder, "new"))
+                _unpack(suite, names, (*_PYTHON, *more), Path(folder, "packages"), Path(folder, "new"))
                 Path(folder, "new").rename(made)
     return made
 
 
-def _unpack(suite: str, names: tuple[str, ...], archives: Path, target: Path) -> None:
-    options = ["--variant=minbase", "--download-only", "--include=python3-minimal,libpython3-stdlib"]
+def _unpack(suite: str, names: tuple[str, ...], wanted: tuple[str, ...], archives: Path, target: Path) -> None:
+    options = ["--variant=minbase", "--download-only", f"--include={','.join(wanted)}"]
     mirror = packages.debian_mirror()
     subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "debootstrap", *options, suite, archives, mirror],

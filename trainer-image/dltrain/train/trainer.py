@@ -34,6 +34,7 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, sharded_data, usage_checks
 from dltrain.train.data_calls import DataCalls
 from dltrain.train.frozen_base import TRAINED, FrozenBase, check_save, frozen_base
+from dltrain.train.in_worker import TrainerInWorker
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import EarlyEnd, Saved, Saving
@@ -99,6 +100,10 @@ class Trainer(DataCalls, ModelCalls):
         self._began = time.monotonic()
         self._first, self._passed = 0, False
         """First step of this process; True once ``steps`` has yielded all steps: another call is then a mistake."""
+
+    def __reduce__(self) -> tuple[type[TrainerInWorker], tuple[int, int, Plan]]:
+        """Send workers, whose dataset names this object, only what the dataset may use."""
+        return TrainerInWorker, (self.rank, self.size, self.plan)
 
     @property
     def end_of_step(self) -> bool:
