@@ -22,6 +22,7 @@ _REF = "org.opencontainers.image.ref.name"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
+_SETTINGS = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
 
 
 class Layout:
@@ -117,31 +118,37 @@ class Layout:
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:
             tar.add(rootfs, ".")
-        self._add_image(reference, layer.getvalue(), {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]})
+        self._add_image(reference, layer.getvalue(), _SETTINGS)
 
     def add_layer(self, reference: str, base: str, folder: Path, at: str) -> None:
         """Add the image `reference`: the image `base` with the files of `folder` in its directory `at`."""
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:
             tar.add(folder, at.strip("/"))
-        self._add_on_top(reference, base, self._store(layer.getvalue()))
-
-    def add_largest_layer(self, reference: str, base: str, lender: str) -> None:
-        """Add the image `reference`: the image `base` with the largest layer of the image `lender` on top of it."""
-        found = json.loads(self.blob(self.images()[lender]).read_text())
-        layer = max(found["layers"], key=lambda each: int(each["size"]))
-        self._add_on_top(reference, base, {"digest": layer["digest"], "size": layer["size"]})
-
-    def _add_on_top(self, reference: str, base: str, stored: dict[str, Any]) -> None:
-        """Add the image `reference`: the image `base` with a layer that the folder has, an uncompressed tar."""
-        [found] = (entry for entry in self._entries() if entry["annotations"][_REF] == base)
-        manifest = json.loads(self.blob(found["digest"]).read_text())
-        config = json.loads(self.blob(manifest["config"]["digest"]).read_text())
+        manifest, config = self._read(base)
+        stored = self._store(layer.getvalue())
         config["rootfs"]["diff_ids"].append(stored["digest"])
-        config.pop("history", None)  # It must have an entry for each layer, if there is one.
         manifest["layers"].append({"mediaType": _LAYER, **stored})
+        self._write(reference, manifest, config)
+
+    def add_up_to_largest_layer(self, reference: str, base: str) -> None:
+        """Add the image `reference`: the layers of the image `base` up to the largest, and a PATH as its only setting."""
+        manifest, config = self._read(base)
+        sizes = [layer["size"] for layer in manifest["layers"]]
+        count = sizes.index(max(sizes)) + 1
+        del manifest["layers"][count:], config["rootfs"]["diff_ids"][count:]
+        self._write(reference, manifest, {**config, "config": _SETTINGS})
+
+    def _read(self, reference: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the manifest and the configuration of an image."""
+        manifest = json.loads(self.blob(self.images()[reference]).read_text())
+        return manifest, json.loads(self.blob(manifest["config"]["digest"]).read_text())
+
+    def _write(self, reference: str, manifest: dict[str, Any], config: dict[str, Any]) -> None:
+        """Add or replace an image whose layers the folder has."""
+        config.pop("history", None)  # It must have an entry for each layer, if there is one.
         manifest["config"] |= self._store(json.dumps(config).encode())
-        entry = {"mediaType": found["mediaType"], **self._store(json.dumps(manifest).encode())}
+        entry = {"mediaType": manifest.get("mediaType", _MANIFEST), **self._store(json.dumps(manifest).encode())}
         others = [one for one in self._entries() if one["annotations"][_REF] != reference]
         self._write_entries([*others, {**entry, "annotations": {_REF: reference}}])
 
@@ -156,14 +163,11 @@ class Layout:
             "config": settings,
             "rootfs": {"type": "layers", "diff_ids": [stored["digest"]]},
         }
+        layers = [{"mediaType": _LAYER, **stored}]
         manifest = {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "config": {"mediaType": _CONFIG, **self._store(json.dumps(config).encode())},
-            "layers": [{"mediaType": _LAYER, **stored}],
-        }
-        entry = {"mediaType": _MANIFEST, **self._store(json.dumps(manifest).encode()), "annotations": {_REF: reference}}
-        self._write_entries([*(one for one in self._entries() if one["annotations"][_REF] != reference), entry])
+            "schemaVersion": 2, "mediaType": _MANIFEST, "config": {"mediaType": _CONFIG}, "layers": layers,
+        }  # fmt: skip
+        self._write(reference, manifest, config)
 
     def _store(self, data: bytes) -> dict[str, Any]:
         digest = "sha256:" + hashlib.sha256(data).hexdigest()

@@ -12,7 +12,7 @@ from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
 from support.cluster.pod_server import trainer_image
 from support.cluster.program_image import add_program_image, added_images, scripts
 from support.mpi_programs import MPI_PROGRAMS
-from support.trainer.foreign_images import debian_12_with_compiler
+from support.trainer.foreign_images import compiler
 
 pytestmark = [pytest.mark.e2e, pytest.mark.programs]
 
@@ -75,12 +75,13 @@ def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl
 
 def test_compiled_program_resumes_in_an_image_with_its_own_pytorch(admin: Kubectl, kubectl: Kubectl) -> None:
     """Debian 12 with g++, Python and PyTorch, without dltrain: inductor compiles, and the injected agent reports."""
-    reference = "localhost/debian-with-pytorch:12"
+    pytorch, reference = "localhost/debian-with-pytorch:12", "localhost/debian-with-pytorch-and-g++:12"
     with added_images() as layout:
-        layout.add_rootfs("localhost/debian-with-g++:12", debian_12_with_compiler())
-        layout.add_largest_layer(reference, "localhost/debian-with-g++:12", trainer_image(admin))
+        layout.add_up_to_largest_layer(pytorch, trainer_image(admin))  # which is that of the packages, without dltrain
+        layout.add_layer(reference, pytorch, compiler(), "usr")
     made, programs = job("stream", reference)
     made["metadata"]["name"] = "compiled"
+    made["spec"]["trainer"]["command"] = ["/opt/dljob/bin/python", "-m", "torch.distributed.run", "/programs/stream.py"]
     kubectl.apply(programs, made)
     done = killed_once(kubectl, "compiled")
     assert done["status"]["plan"]["agent"] == "Auto"

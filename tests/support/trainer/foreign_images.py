@@ -17,8 +17,6 @@ from support.trainer.pods import UID, Job, Pod
 
 ROOT = Path(__file__).resolve().parents[3]
 AGENT = "/var/lib/dljob/agent"
-PACKAGES = "/opt/dljob/lib/python3.11/site-packages"
-"""Where the trainer image has PyTorch. A test lends this layer of the image to another image."""
 TREE = ROOT / "trainer-image/injection/tree.py"
 _PYTHON_3_9 = (
     "libc6", "libgcc-s1", "python3-minimal", "python3.9-minimal", "libpython3.9-minimal", "libpython3.9-stdlib", "zlib1g",
@@ -48,12 +46,9 @@ def debian_12() -> Path:
     return _debian("bookworm", ())
 
 
-def debian_12_with_compiler() -> Path:
-    """Return ``debian_12`` with g++ and Python's headers. Python also imports what is in ``PACKAGES``, if it exists."""
-    made = _debian("bookworm", (), ("g++", "libpython3-dev"))
-    (made / "usr/lib/python3/dist-packages").mkdir(parents=True, exist_ok=True)
-    (made / "usr/lib/python3/dist-packages/more.pth").write_text(f"{PACKAGES}\n")
-    return made
+def compiler() -> Path:
+    """Return the folder usr of Debian 12 with what inductor needs: g++, Python's headers and openssl."""
+    return _debian("bookworm", (), ("g++", "libpython3-dev", "openssl")) / "usr"
 
 
 def _debian(suite: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Path:
