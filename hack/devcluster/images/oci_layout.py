@@ -132,7 +132,7 @@ class Layout:
         self._write(reference, manifest, config)
 
     def add_up_to_largest_layer(self, reference: str, base: str) -> None:
-        """Add the image `reference`: the layers of the image `base` up to the largest, and a PATH as its only setting."""
+        """Add the image `reference`: the layers of the image `base` up to the largest, with a PATH as only setting."""
         manifest, config = self._read(base)
         sizes = [layer["size"] for layer in manifest["layers"]]
         count = sizes.index(max(sizes)) + 1
