@@ -75,7 +75,7 @@ def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl
 
 def test_compiled_program_resumes_in_an_image_with_its_own_pytorch(admin: Kubectl, kubectl: Kubectl) -> None:
     """Debian 12 with g++, Python and PyTorch, without dltrain: inductor compiles, and the injected agent reports."""
-    pytorch, reference = "localhost/debian-with-pytorch:12", "localhost/debian-with-pytorch-and-g++:12"
+    pytorch, reference = "localhost/debian-with-pytorch:12", "localhost/debian-with-pytorch-and-a-compiler:12"
     with added_images() as layout:
         layout.add_up_to_largest_layer(pytorch, trainer_image(admin))  # which is that of the packages, without dltrain
         layout.add_layer(reference, pytorch, compiler(), "usr")
