@@ -1,14 +1,14 @@
 """Tests of programs with training libraries that are not ours (hack/test programs): each is killed once and resumes."""
 
 import copy
-import re
 from typing import Any
 
 import pytest
 import yaml
 
 from dljob.client.output.records import outputs_of
-from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
+from support.chaos.killed_jobs import killed_once, resumed_from
+from support.cluster.kubectl import ROOT, Kubectl
 from support.cluster.pod_server import trainer_image
 from support.cluster.program_image import add_program_image, added_images, scripts
 from support.mpi_programs import MPI_PROGRAMS
@@ -18,8 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.programs]
 
 STEPS = {"hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "stream": 400, "fsdp": 800, "gan": 6000}
 """Steps of each program: long enough to be killed after a checkpoint, and before the end."""
-SAVED = 60
-"""Each program has written a checkpoint by this step."""
 MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 400}}
 """Variables of the MPI programs, with which a run takes about a minute. The shorter runs of the examples end too soon."""
 
@@ -43,22 +41,6 @@ def job(name: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
     made["spec"]["trainer"]["env"] = [{"name": "STEPS", "value": str(STEPS.get(name, 0))}]
     programs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "programs"}, "data": scripts()}
     return made, programs
-
-
-def killed_once(kubectl: Kubectl, name: str) -> dict[str, Any]:
-    """Delete a pod of a running job after its first checkpoint. Return the job in phase Complete."""
-    kubectl.wait_job(name, f"step {SAVED}", lambda found: step_of(found) >= SAVED, 240)
-    kubectl.run("delete", "pod", f"{name}-cpu-1", "--force", "--grace-period=0")
-    kubectl.wait_job(name, "a restart", lambda found: bool(found["status"].get("restarts")), 120)
-    return kubectl.wait_phase(name, "Complete", 300)
-
-
-def resumed_from(kubectl: Kubectl, name: str) -> int:
-    """Return the last step or epoch from which the ranks of an ended job resumed, by their output."""
-    outputs = wait_for("the output", lambda: outputs_of(kubectl.get("configmap", f"{name}-logs") or {}), 60)
-    resumed = [int(step) for step in re.findall(r"resumed from (?:step|epoch) (\d+)", "".join(outputs.values()))]
-    assert resumed, outputs
-    return max(resumed)
 
 
 @pytest.mark.parametrize("program", sorted(STEPS))

@@ -17,6 +17,7 @@ from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.data.feeding.in_worker import TrainerInWorker
 from dltrain.data.feeding.loader import AnyLoader, check_loader
 from dltrain.device import randomness
 from dltrain.device.energy import meter
@@ -34,7 +35,6 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, sharded_data, usage_checks
 from dltrain.train.data_calls import DataCalls
 from dltrain.train.frozen_base import TRAINED, FrozenBase, check_save, frozen_base
-from dltrain.train.in_worker import TrainerInWorker
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import EarlyEnd, Saved, Saving

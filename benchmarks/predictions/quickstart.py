@@ -1,6 +1,6 @@
 """Measure hack/quickstart on a new cluster: its time, and the first prediction for its job against the measured step.
 
-    hack/env python -m benchmarks.cluster.quickstart --rounds 3
+    hack/env python -m benchmarks.predictions.quickstart --rounds 3
 
 Each round deletes the development cluster ``--name``, runs ``hack/quickstart`` with hardware probes, as a user would,
 and reads the job's status. The cache must be filled: the first run of ``hack/quickstart`` builds Kubernetes and images.
