@@ -169,7 +169,7 @@ def broken_rules(schema: Json, value: Any, path: str = "", words: str = "") -> I
     ``words``: evaluate only the rules whose messages contain them.
     """
     if rules := schema.get("x-kubernetes-validations"):
-        given = {"self": json_to_cel(value)}
+        given = {"self": json_to_cel(_typed(schema, value))}
         for rule in rules:
             if words in rule["message"] and "oldSelf" not in rule["rule"] and not _evaluated(rule["rule"], given):
                 yield Broken(path, rule["message"])
@@ -213,3 +213,14 @@ def refusals(manifest: Json, *, cel: bool = True) -> list[str]:
     if not found and cel:
         found = [str(broken) for broken in broken_rules(root, defaulted(root, manifest))]
     return found
+
+
+def _typed(schema: Json, value: Any) -> Any:
+    """Return the value with whole numbers as floats where the schema says ``number``, as rules of an API server see it."""
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        return {name: _typed(properties.get(name, {}), item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(schema.get("items", {}), item) for item in value]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and schema.get("type") == "number" else value

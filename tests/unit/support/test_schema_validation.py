@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.manifests.admission import broken_rules
 from support.manifests.schema_validation import ALL, assert_valid
 
 
@@ -30,3 +31,13 @@ def test_validator_accepts_a_valid_object() -> None:
 def test_validator_rejects_an_invalid_object(manifest: dict[str, object], expected: str) -> None:
     with pytest.raises(AssertionError, match=expected):
         assert_valid(manifest)
+
+
+def test_whole_numbers_are_compared_with_others_as_an_api_server_does() -> None:
+    """Regression: celpy compares no integer with a number, and both are JSON's numbers."""
+    schema = {
+        "x-kubernetes-validations": [{"rule": "self.part <= self.whole", "message": "too large"}],
+        "properties": {"part": {"type": "number"}, "whole": {"type": "number"}},
+    }
+    assert [str(each) for each in broken_rules(schema, {"part": 1, "whole": 0.5})] == [": too large"]
+    assert not list(broken_rules(schema, {"part": 1, "whole": 1.5}))
