@@ -4,7 +4,7 @@ Watch events arrive only when a test calls ``FakeCluster.watch``, so that a test
 """
 
 import asyncio
-import copy
+import pickle
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +37,11 @@ WATCHED = (
     DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, LIMIT_RANGE, PROVISIONING_REQUEST,
     STORAGE_CLASS, VOLUME,
 )  # fmt: skip
+
+
+def copied(body: Any) -> Any:
+    """Return a copy of JSON. pickle takes a ninth of the time of deepcopy, which was a third of long simulations."""
+    return pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -95,8 +100,8 @@ class FakeApi:
         }
         body = {**body, "kind": kind.kind, "metadata": {**defaults, **meta, "resourceVersion": str(self._version)}}
         self.objects[key] = body
-        self.events.append(("ADDED", kind, copy.deepcopy(body)))
-        return copy.deepcopy(body)
+        self.events.append(("ADDED", kind, copied(body)))
+        return copied(body)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if kind.kind in self.unreadable:
@@ -106,7 +111,7 @@ class FakeApi:
         found = self.objects.get((kind.plural, namespace or "", name))
         if found is None:
             raise ApiError(404, "NotFound", name)
-        return copy.deepcopy(found)
+        return copied(found)
 
     async def metadata_of(self, kind: Kind, namespace: str | None, name: str) -> Json:
         self.looked_at.append(name)
@@ -134,7 +139,7 @@ class FakeApi:
             found = [
                 body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())
             ]
-        return copy.deepcopy(found)
+        return copied(found)
 
     async def page(
         self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, fields: str = ""
@@ -264,7 +269,7 @@ class FakeCluster:
                         "labels": dict(spec["template"]["metadata"]["labels"]),
                         "creationTimestamp": self.now.isoformat(),
                     },
-                    "spec": copy.deepcopy(spec["template"]["spec"]), "status": {"phase": "Pending"},
+                    "spec": copied(spec["template"]["spec"]), "status": {"phase": "Pending"},
                 }  # fmt: skip
                 if ("pods", key[0], pod["metadata"]["name"]) not in self.api.objects:
                     made.append(await self.api.create(POD, pod))
@@ -309,7 +314,7 @@ class FakeCluster:
         by_plural = {kind.plural: kind for kind in (*WATCHED, *APPLIED.values())}
         for (plural, _, _), body in self.api.objects.items():
             if plural in by_plural and by_plural[plural] in WATCHED:
-                cache.put(by_plural[plural], copy.deepcopy(body))
+                cache.put(by_plural[plural], copied(body))
 
 
 def _seen(cache: Cache, what: str, kind: Kind, body: Json) -> list[tuple[str, str]]:
