@@ -7,7 +7,7 @@ import asyncio
 import pickle
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from dljob.kube import Cache
 from dljob.kube.answers import ApiError
@@ -32,16 +32,17 @@ from dljob.kube.rest import FIELD_OWNER
 from support.builders import NOW
 from support.servers import field_ownership
 
-Json = dict[str, Any]
+Json = dict[str, Any]Copied = TypeVar("Copied")
 WATCHED = (
     DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, LIMIT_RANGE, PROVISIONING_REQUEST,
     STORAGE_CLASS, VOLUME,
 )  # fmt: skip
 
 
-def copied(body: Any) -> Any:
-    """Return a copy of JSON. pickle takes a ninth of the time of deepcopy, which was a third of long simulations."""
-    return pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
+def copied(body: Copied) -> Copied:
+    """Return a copy of JSON. pickle takes a ninth of the time of deepcopy."""
+    made: Copied = pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
+    return made
 
 
 def merged(old: Any, new: Any) -> Any:
