@@ -35,7 +35,7 @@ UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
 It is needed because profiles do not learn from model-parallel runs, and because the formulas of this module ignore
-uneven stages and the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
+the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
 square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 
@@ -169,13 +169,14 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
     overhead_s = step_overhead_s(workload, is_gpu=option.pool.is_gpu)
     once_s = min(update + overhead_s, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
+    others_s = whole_s - once_s - slot_s
     sent_nbytes = element_nbytes(workload) * samples * stages.boundary_elements
     busy_s = k * slot_s + overhead_s + update * stages.parameters / workload.parameters
 
     def moving_s(placement: Placement) -> float:
         transfer_s = 2 * (placement.messages.latency_s + sent_nbytes / placement.messages.bandwidth_Bps)
         reducing_s = _reducing_s(candidate, placement, stages.parameters, slot_s)
-        return split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s + reducing_s
+        return split.pipeline_s(slot_s, transfer_s, p, k, others_s) - k * slot_s + reducing_s
 
     best = min(placements(candidate), key=moving_s)
     idle = (p - 1) / (k + p - 1)
