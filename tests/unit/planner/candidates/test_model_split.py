@@ -12,6 +12,7 @@ from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import compute
 from dljob.perf.step import model_split as split
+from dljob.perf.step.backends import backend
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import StatedPairs, builtin, hinted
 from dljob.planner import FixedChoice, Request
@@ -79,6 +80,14 @@ def test_stage_cuts_are_the_exhaustive_optimum(operations: list[int], stages: in
         return max(sum(operations[a:b]) for a, b in pairwise(cut))
 
     assert longest(found) == min(map(longest, valid))
+
+
+def test_replicas_reduce_gradients_in_the_buckets_of_the_framework() -> None:
+    """Larger buckets leave more of the all-reduce after the backward pass; only messages between stages are the same."""
+    hybrid = replace(PIPELINE, model="resnet18", dataset=None, replicas=2)
+    four, larger = (decided(replace(hybrid, backend=b), FOUR).chosen.prediction for b in (None, backend("Gloo")))
+    assert larger.compute_s == four.compute_s
+    assert larger.communication_s > four.communication_s
 
 
 def test_pipeline_has_one_rank_per_stage() -> None:
