@@ -20,13 +20,13 @@ fms: the README of foundation-model-stack/fms-fsdp (commit 5a296af): FSDP on 128
     3,700 tokens/s is the mean of a whole training, and 4,550 the speed of a compiled model. Nodes shard the state among
     their eight GPUs (HSDP) in the published run, and all GPUs in the prediction.
 FlagPerf: training/nvidia/*/README.md of FlagOpen/FlagPerf (commit 1b5a030), eight A100 or A800, with the peak of the
-    memory: llama2_7b-deepspeed (ZeRO-3, no tables of ours for its kernels), llama1_7B-paddle and gpt3_6.7B-paddle
+    memory: llama2_7b-deepspeed (ZeRO-3), llama1_7B-paddle and gpt3_6.7B-paddle
     (ZeRO-2, and tensor parallelism with a sharded optimizer, float16), llama3_8B-megatron (8,192 tokens).
 Narayanan: Narayanan et al. 2021 (arXiv 2104.04473), table 1: float16 with activation checkpointing on DGX A100 with
     eight cards of 200 Gbit/s. The time follows from the stated rate of operations and equation 3. The micro-batches are
     not stated; the fewest that fit are assumed.
-vTrain: measured iterations of Megatron-DeepSpeed of VIA-Research/vTrain (commit f8dda84; arXiv 2312.12391): float16 with
-    activation checkpointing, 1F1B pipelines, nodes connected with 800 Gbit/s (config/validation/multi).
+vTrain: measured iterations of Megatron-DeepSpeed in VIA-Research/vTrain (commit f8dda84; arXiv 2312.12391): float16
+    with activation checkpointing, 1F1B pipelines, nodes connected with 800 Gbit/s (config/validation/multi).
 """
 
 from collections.abc import Callable
