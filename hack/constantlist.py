@@ -7,7 +7,7 @@ from dljob.api import crd
 from dljob.cluster import catalogue
 from dljob.perf.step import backends
 from dljob.perf.step.communication import SHARED_MEMORY_LATENCY_S, TCP_LATENCY_S, ETHERNET_BANDWIDTH_Bps
-from dljob.perf.step.compute import BANDWIDTH_EFFICIENCY
+from dljob.perf.step.compute import BANDWIDTH_EFFICIENCY, PRODUCT_EFFICIENCY_16
 from dljob.perf.step.input_data import DISK_BANDWIDTH_Bps
 
 GB = 1e9
@@ -22,8 +22,8 @@ CONSTANTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "`c_p`: processing of a sample",
         "each run (three batch sizes, and the steps of training); before the first run, `dljob probe`",
         ("compute[].seconds", "hardware.factors.product"),
-        "operations and bytes of each layer by the data sheet (`perf/step/compute.py`); on CPUs the regression in "
-        "`perf/workload/structure.py`",
+        "operations and bytes of each layer by the data sheet, of which matrix products in 16 bits reach "
+        f"{PRODUCT_EFFICIENCY_16:g} (`perf/step/compute.py`); on CPUs the regression in `perf/workload/structure.py`",
     ),
     (
         "`c_b`: the server's handling of one update",

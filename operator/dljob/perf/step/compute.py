@@ -29,9 +29,12 @@ generic core. The GPU value is an assumption."""
 TENSOR_EFFICIENCY = 0.25
 """Fraction of a tensor core's peak that TF32 convolutions reach. For 16-bit ones, the same is assumed; with this
 value, benchmarks/perfmodel/published_precision.py predicts 1.2 to 1.4 times NVIDIA's times of ResNet-50."""
-PRODUCT_EFFICIENCY_16 = 0.45
-"""Fraction of a tensor core's peak that matrix products and attention reach in 16 bits. Narayanan et al. 2021 (table 1)
-report 44 % of an A100's peak for a model of 1.7 billion parameters, with all that is not a product in the time."""
+PRODUCT_EFFICIENCY_16 = 0.7
+"""Fraction of a tensor core's peak that matrix products and attention reach in 16 bits, without all that is not a
+product. An A100 reaches 0.87 in products of the best shapes (stas00/ml-engineering, commit 744d01e: 271 TFLOP/s), and
+0.71 at the clock to which its power limit slows it down (liangan1/GPU_travel: 220 TFLOP/s). Causal attention is counted
+with all scores, of which kernels compute half at about half this rate (same source). With this value,
+``benchmarks/perfmodel/large_models.py`` predicts 0.98 of published step times at the median."""
 CAST_NBYTES = 18
 """Bytes per parameter and step that autocast to 16 bits reads and writes: the conversion of the parameter (4 + 2), its
 use in both passes (2 + 2), its gradient (2), and the conversion of the gradient (2 + 4). In float32 it is 3 x 4."""

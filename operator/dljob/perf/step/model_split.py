@@ -3,8 +3,9 @@
 Pipeline. One device computes a micro-batch of m samples in t(m). The slowest of p stages does the fraction f of the
 arithmetic, so it takes c = f t(m). Sending activations and their gradients (V bytes each per sample, at the largest
 boundary) between two stages takes w = 2 (alpha + m V beta), with latency alpha and beta = 1 / bandwidth. Transfers
-overlap with computing other micro-batches, except while the pipeline fills and drains. A step with k micro-batches
-takes k max(c, w) + (p - 1) (c + w) (Huang et al. 2019; Narayanan et al. 2021, section 2.2).
+overlap with computing other micro-batches, except while the pipeline fills and drains. Then, each other stage takes its
+own time, together c (1 - f) / f. A step with k micro-batches takes k max(c, w) + c (1 - f) / f + (p - 1) w. With equal
+stages, this is k max(c, w) + (p - 1) (c + w) (Huang et al. 2019; Narayanan et al. 2021, section 2.2).
 
 Tensor. Pairs of linear layers do the fraction phi of the arithmetic and have u units. Each of t ranks computes u/t
 units, rounded up, and all other layers. A pair all-reduces its output in the forward pass, and the gradient of its
@@ -134,13 +135,17 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
     return tuple(found)
 
 
-def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
+def pipeline_s(
+    slot_s: float, transfer_s: float, stages: int, micro_batches: int, others_s: float | None = None
+) -> float:
     """Return the time of a step in the pipeline, in seconds, including the time in which the pipeline fills and drains.
 
     ``slot_s``: seconds that the slowest stage computes a micro-batch, forward and backward. ``transfer_s``: seconds to
-    send a micro-batch's activations and gradients between two stages.
+    send a micro-batch's activations and gradients between two stages. ``others_s``: seconds that all other stages
+    together compute a micro-batch; None: each takes as long as the slowest.
     """
-    return micro_batches * max(slot_s, transfer_s) + (stages - 1) * (slot_s + transfer_s)
+    filling_s = (stages - 1) * slot_s if others_s is None else others_s
+    return micro_batches * max(slot_s, transfer_s) + filling_s + (stages - 1) * transfer_s
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """First predictions in 16 bits against published times of GPUs."""
 
 import pytest
-from benchmarks.perfmodel.published_precision import GPT_STEP_S, PUBLISHED, TOKENS, ratio, spread, workload
+from benchmarks.perfmodel.published_precision import GPT_STEP_S, PUBLISHED, ratio, spread, workload
 
 from dljob.perf.step.step import SPREAD
 
@@ -15,5 +15,4 @@ def test_predictions_in_16_bits_are_within_the_assumed_spread() -> None:
 
 def test_published_operations_are_those_of_the_layer_table() -> None:
     """Three quarters of Narayanan's operations, whose last quarter recomputes activations."""
-    assert TOKENS.shape == (2048,)
-    assert 16 * workload("GPT 1.7B").flops_per_sample == pytest.approx(GPT_STEP_S * 137e12, rel=0.03)
+    assert 16 * workload("GPT 1.7B").flops_per_sample == pytest.approx(0.75 * GPT_STEP_S * 137e12, rel=0.03)

@@ -12,6 +12,7 @@ from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import compute
 from dljob.perf.step import model_split as split
+from dljob.perf.step.backends import backend
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import StatedPairs, builtin, hinted
 from dljob.planner import FixedChoice, Request
@@ -34,6 +35,34 @@ def test_pipeline_time_is_within_its_bounds(slot_s: float, transfer_s: float, st
     assert found <= (micro_batches + stages - 1) * (slot_s + transfer_s) * (1 + 1e-12)
 
 
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=9), st.integers(1, 32))
+def test_pipeline_fills_and_drains_at_the_pace_of_each_stage(stage_s: list[float], micro_batches: int) -> None:
+    """The prediction is the time of a simulation: each stage computes one micro-batch after another."""
+    ends = [0.0] * len(stage_s)
+    for _ in range(micro_batches):
+        arrived = 0.0
+        for i, seconds in enumerate(stage_s):
+            arrived = ends[i] = max(arrived, ends[i]) + seconds
+    others_s = sum(stage_s) - max(stage_s)
+    found = split.pipeline_s(max(stage_s), 0.0, len(stage_s), micro_batches, others_s)
+    assert found == pytest.approx(ends[-1])
+
+
+def test_planned_pipeline_has_stages_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = split.cut_up(builtin("gpt-mini", "synthetic-tokens")).cut_into(2)
+    assert cut.arithmetic > 0.51, "otherwise both stages are equal"
+    found, pipeline_s = [], split.pipeline_s
+
+    def recorded(slot_s: float, transfer_s: float, stages: int, micro_batches: int, others_s: float) -> float:
+        found.append(others_s / slot_s)
+        return pipeline_s(slot_s, transfer_s, stages, micro_batches, others_s)
+
+    monkeypatch.setattr(split, "pipeline_s", recorded)
+    decided(PIPELINE, FOUR)
+    assert found
+    assert found == [pytest.approx((1 - cut.arithmetic) / cut.arithmetic)] * len(found)
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 4))
 def test_stage_cuts_are_the_exhaustive_optimum(operations: list[int], stages: int) -> None:
     from itertools import combinations
@@ -51,6 +80,14 @@ def test_stage_cuts_are_the_exhaustive_optimum(operations: list[int], stages: in
         return max(sum(operations[a:b]) for a, b in pairwise(cut))
 
     assert longest(found) == min(map(longest, valid))
+
+
+def test_replicas_reduce_gradients_in_the_buckets_of_the_framework() -> None:
+    """Larger buckets leave more of the all-reduce after the backward pass; only messages between stages are the same."""
+    hybrid = replace(PIPELINE, model="resnet18", dataset=None, replicas=2)
+    four, larger = (decided(replace(hybrid, backend=b), FOUR).chosen.prediction for b in (None, backend("Gloo")))
+    assert larger.compute_s == four.compute_s
+    assert larger.communication_s > four.communication_s
 
 
 def test_pipeline_has_one_rank_per_stage() -> None:

@@ -35,7 +35,7 @@ UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
 It is needed because profiles do not learn from model-parallel runs, and because the formulas of this module ignore
-uneven stages and the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
+the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
 square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 
@@ -81,7 +81,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         purpose = ", where it gathers the whole model for checkpoints" if request.checkpoints else ""
         why = f"does not fit: a pod needs {gibibytes(host)} of main memory{purpose}, but can have {gibibytes(room)}"
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
-    step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
+    step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model, request.bucket_nbytes)
     return prediction_of(part, step, request, model.workload, batch, held, host)
 
 
@@ -159,7 +159,7 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     )
 
 
-def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitStep:
+def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nbytes: int) -> SplitStep:
     workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.split_over
     stages = model.cut_into(p)
     samples = ceil(batch / k)
@@ -169,13 +169,14 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
     overhead_s = step_overhead_s(workload, is_gpu=option.pool.is_gpu)
     once_s = min(update + overhead_s, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
+    others_s = whole_s - once_s - slot_s
     sent_nbytes = element_nbytes(workload) * samples * stages.boundary_elements
     busy_s = k * slot_s + overhead_s + update * stages.parameters / workload.parameters
 
     def moving_s(placement: Placement) -> float:
         transfer_s = 2 * (placement.messages.latency_s + sent_nbytes / placement.messages.bandwidth_Bps)
-        reducing_s = _reducing_s(candidate, placement, stages.parameters, slot_s)
-        return split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s + reducing_s
+        reducing_s = _reducing_s(candidate, placement, stages.parameters, slot_s, bucket_nbytes)
+        return split.pipeline_s(slot_s, transfer_s, p, k, others_s) - k * slot_s + reducing_s
 
     best = min(placements(candidate), key=moving_s)
     idle = (p - 1) / (k + p - 1)
@@ -190,7 +191,7 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> Spli
     )
 
 
-def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitStep:
+def _tensor(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nbytes: int) -> SplitStep:
     part, option, pairs = candidate.part, candidate.part.option, model.pairs
     assert pairs is not None, "checked before"
     workload, k, t = model.workload, candidate.micro_batches, candidate.split_over
@@ -207,7 +208,7 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitS
     sums = {n: float(allreduce_s(name, nbytes * n, float(t), link, nodes=nodes)) for n in set(pairs.summed_elements)}
     placement, *_ = placements(candidate)
     held = split.kept_part(pairs.parameters / workload.parameters, pairs.units, t) * workload.parameters
-    reducing_s = _reducing_s(candidate, placement, int(held), busy_s / k)
+    reducing_s = _reducing_s(candidate, placement, int(held), busy_s / k, bucket_nbytes)
     active = active_part(workload, option.device, samples)
     if option.pool.is_gpu:  # Each rank launches as many kernels as for the whole model, but they do only its part.
         active *= kept * whole_s * k / busy_s
@@ -262,7 +263,9 @@ def _shared(link: Link, flows: int) -> Link:
     return replace(link, bandwidth_Bps=link.bandwidth_Bps / flows)
 
 
-def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int, last_s: float) -> float:
+def _reducing_s(
+    candidate: SplitCandidate, placement: Placement, parameters: int, last_s: float, bucket_nbytes: int
+) -> float:
     """Return the seconds by which the all-reduce of gradients over the replicas lengthens a step.
 
     ``parameters``: number of parameters whose gradients a rank reduces. ``last_s``: computing seconds of the last
@@ -272,7 +275,7 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
         return 0.0
     option, nbytes, d = candidate.part.option, REAL_NBYTES * parameters, float(candidate.replicas)
     name = priced("Torch" if option.pool.is_gpu else "Ring", option.pool.is_gpu)
-    parts = buckets(nbytes)
+    parts = buckets(nbytes, bucket_nbytes)
     total_s = allreduce_s(name, float(nbytes), d, placement.reducing, parts, nodes=placement.nodes)
     return float(exposed_s(total_s, last_s, parts, overlap_of([option])))
 
