@@ -32,7 +32,8 @@ from dljob.kube.rest import FIELD_OWNER
 from support.builders import NOW
 from support.servers import field_ownership
 
-Json = dict[str, Any]Copied = TypeVar("Copied")
+Json = dict[str, Any]
+Copied = TypeVar("Copied")
 WATCHED = (
     DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, LIMIT_RANGE, PROVISIONING_REQUEST,
     STORAGE_CLASS, VOLUME,
