@@ -375,6 +375,16 @@ class Report(UntrustedRecord):
     structure: Annotated[
         Structure | None, Field(description="Observed costs of a step of the script. None: nothing was observed.")
     ] = None
+    bound_ranks: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=2**31,
+            description="The only number of ranks with which the training can continue from its checkpoint, because "
+            "each rank has a position of its own in a data stream. None: any number, or the trainer is of an earlier "
+            "release.",
+        ),
+    ] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

@@ -60,6 +60,8 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
     if request.collective:
         return (request.collective,)
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
+    if request.bound_ranks is not None:
+        names = tuple(n for n in names if n != "ParameterServer")
     if ranks == 1:
         return names[:1]  # one rank has no gradients to reduce, so any name will do
     if ranks == 2:  # one worker needs no server, and halving-doubling between two ranks is a ring

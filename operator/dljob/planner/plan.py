@@ -35,7 +35,7 @@ from dljob.planner.explanation.explain import (
     too_late,
     warning,
 )
-from dljob.planner.explanation.infeasible import nothing_fits, script_failed, too_few
+from dljob.planner.explanation.infeasible import nothing_fits, too_few, wrong_ranks
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.precision import precision_reason
 from dljob.planner.explanation.recomputation import recomputation_reason
@@ -69,12 +69,13 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         return wrong
     request = described(_with_measured_start(request, learned), learned)
     found = with_measured_memory(request, view, learned, lambda asked: _plan_once(asked, view, learned))
-    if not request.refused_ranks:
+    if not request.refused_ranks and request.bound_ranks is None:
         return found
-    free = found if isinstance(found, Decision) else plan(replace(request, refused_ranks=frozenset()), view, learned)
+    any_number = replace(request, refused_ranks=frozenset(), bound_ranks=None)
+    free = found if isinstance(found, Decision) else plan(any_number, view, learned)
     if isinstance(free, Infeasible):
         return found
-    return script_failed(request, free, busy=eligible(request, view).busy > 0) or found
+    return wrong_ranks(request, free, busy=eligible(request, view).busy > 0) or found
 
 
 def _with_measured_start(request: Request, learned: Constants) -> Request:
@@ -195,7 +196,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         )
         found += [([], choice) for choice in split_up[0]]
         refusals += split_up[1]
-    choices = [c for _, c in found if isinstance(c, Choice)]
+    choices = [c for _, c in found if isinstance(c, Choice) and request.allows_ranks(objective.size(c))]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
     kept = _without_worse_precisions(request, choices)
     chosen = objective.best(request, kept) if kept else None

@@ -109,7 +109,7 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
     found = [
         (pool, FixedChoice(pool.device, count, ranks))
         for pool, count, ranks in options
-        if ranks and count * ranks not in request.refused_ranks
+        if ranks and request.allows_ranks(count * ranks)
     ]
     if found:
         return [max(found, key=lambda item: (item[0].is_gpu, _power(*item), item[0].device))]

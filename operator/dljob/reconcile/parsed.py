@@ -22,8 +22,8 @@ from dljob.job.waiting import NODES_NOT_PROVIDED, START_TIMED_OUT
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible, VolumeLimit
 from dljob.reconcile.rollout import quiet
+from dljob.reconcile.spec import bound_ranks, one_node
 from dljob.reconcile.spec.changes import followed
-from dljob.reconcile.spec.one_node import OneNodeClaim, one_node_claim
 from dljob.reconcile.spec.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.spec.task import Looking, completed
 from dljob.reconcile.spec.volumes import volume_limits
@@ -71,7 +71,7 @@ class ParsedJob:
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it, with or without a request."""
-    one_node_claim: OneNodeClaim | None = None
+    one_node_claim: one_node.OneNodeClaim | None = None
     """Claim of the job because of which its next plans use one node (``spec.one_node``); None if there is none."""
     volumes: tuple[VolumeLimit, ...] = ()
     """Claims of the job that only some nodes can mount, so that its next plans use these nodes."""
@@ -81,6 +81,8 @@ class ParsedJob:
     jobs that Kueue admits."""
     refused_ranks: frozenset[int] = frozenset()
     """Numbers of ranks on which the job's script failed, so that its next plans must not have them."""
+    bound_ranks: int | None = None
+    """The only number of ranks that the job's next plans may have (``spec.bound_ranks``); None: any number."""
     looking: Looking | None = None
     """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
@@ -104,6 +106,12 @@ class ParsedJob:
         if spec is None or accepted is None or spec.suspend:
             return False
         return spec.planning.mode is PlanningMode.AUTO and accepted.spec_digest == self.digest
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Return a text for each limit of the job's next plans that is not in its spec: one node, a number of ranks."""
+        one = () if self.one_node_claim is None else (one_node.why(self.one_node_claim),)
+        return one if self.bound_ranks is None else (*one, bound_ranks.why(self.bound_ranks))
 
     @property
     def shown_suggestion(self) -> SuggestionStatus | None:
@@ -171,10 +179,11 @@ def parse_observed(
         report_problem=report_problem,
         queued=queued,
         not_provided=_not_provided(before, accepted),
-        one_node_claim=one_node_claim(observed, completed_spec, accepted),
+        one_node_claim=one_node.one_node_claim(observed, completed_spec, accepted),
         volumes=_volumes(observed, completed_spec),
         memory_to_try=() if queued else _memory_to_try(accepted, spec, completed_spec, digest),
         refused_ranks=_refused_ranks(accepted, report, digest),
+        bound_ranks=bound_ranks.bound_ranks(spec, before, accepted, report),
         looking=looking,
         suggestion=suggestion,
         within=within(observed.queue, accepted, digest) if queued and quiet(observed) else None,

@@ -175,6 +175,7 @@ def _from_report(
             accuracy=_rounded(report.accuracy, 6),
             metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,
             steps_repeated=report.steps_repeated or None,
+            bound_ranks=report.bound_ranks,
         )
     if report.target is not None and accepted is not None and accepted.plan.until is not None:
         changes["target"] = _target(report, report.target, accepted, done)

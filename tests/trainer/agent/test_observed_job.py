@@ -14,7 +14,7 @@ from dltrain.agent.coordinator.membership import Membership
 from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.coordinator.waits import LAUNCH_LIMIT_S, PREPARE_S
 from dltrain.protocol.agent_messages import AttemptEnded, PodMemoryPeak, Prepared, RankEnded, RankUp, StillEnding
-from dltrain.protocol.rank_messages import Evaluated
+from dltrain.protocol.rank_messages import Evaluated, Step
 from support.trainer.plans import make_plan
 
 FIRST, SECOND = "digits-cpu-0", "digits-cpu-1"
@@ -183,6 +183,22 @@ def test_numbers_of_ranks_that_the_script_refused_under_earlier_plans_are_not_tr
     assert job.launchable is None
     job.adopt(plan.model_copy(update={"steps": 8, "refused_ranks": (1, 2)}))
     assert sorted(size.ranks for size in job._report().refused_sizes) == [1, 2]
+
+
+def test_job_whose_data_stream_is_read_by_each_rank_waits_for_its_lost_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: it was launched on the other pods, and failed with BadInput, which is not tried again."""
+    plan = make_plan(3, shares=(40, 40, 40), min_ranks=1)
+    job = make_job(tmp_path, plan)
+    monkeypatch.setattr(Membership, "present", plan.pods[:2])
+    assert job.launchable is not None and len(job.launchable.ranks) == 2
+    update = Step(rank=0, step=4, steps=9, step_s=1.0, samples_per_s=1.0, world_size=3, bound_ranks=3)
+    job.ledger.record(update, 0.0)
+    assert job.launchable is None
+    assert make_job(tmp_path, plan, job._report()).launchable is None, "another coordinator waits, too"
+    monkeypatch.setattr(Membership, "present", plan.pods)
+    assert job.launchable is plan
 
 
 def test_smaller_plan_has_no_refused_numbers_beyond_its_own(job: ObservedJob) -> None:

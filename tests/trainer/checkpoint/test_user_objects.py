@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
@@ -17,24 +16,24 @@ from torch.optim.swa_utils import AveragedModel
 
 from dltrain.checkpoint import user_objects
 from dltrain.checkpoint.user_objects import UserObjects, decode, encode
+from support.trainer.data.states import states
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
-NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
-STATES = st.recursive(
-    NUMBERS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(st.one_of(st.text(), st.integers()), inner, max_size=3),
-    ),
-)
 
-
-@given(STATES)
+@given(states())
 def test_state_round_trip(state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
     assert found == state and repr(found) == repr(state), "types and order must match too"
+
+
+def test_checkpoints_of_earlier_releases_are_readable() -> None:
+    text = '{"dict": [["a", {"tensor": "x.a"}], [2, {"tuple": [1, null]}], ["b", [1.5, {"dict": []}]]]}'
+    tensors = {"x.a": torch.ones(2)}
+    found = decode(json.loads(text), tensors.__getitem__)
+    assert found == {"a": tensors["x.a"], 2: (1, None), "b": [1.5, {}]}
+    named: dict[str, torch.Tensor] = {}
+    assert json.dumps(encode(found, ("x",), named)) == text and list(named) == ["x.a"]
 
 
 def test_tensors_of_a_state_have_unique_names() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -34,19 +33,11 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.train import usage_checks
 from dltrain.train.data_calls import held_out_batches
 from dltrain.train.trainer import Trainer
+from support.trainer.data.samples import SAMPLES, WEIGHTS, Augmented
 from support.trainer.plans import make_plan, saving
 
 pytestmark = pytest.mark.usefixtures("one_zygote")
-CPU, SAMPLES = torch.device("cpu"), 40
-WEIGHTS = [8.0] * 4 + [1.0] * 36
-
-
-class Augmented(Dataset[tuple[torch.Tensor, int]]):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return index + torch.rand(3), index
+CPU = torch.device("cpu")
 
 
 class Shuffled(Sampler[int]):

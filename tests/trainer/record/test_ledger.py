@@ -29,6 +29,18 @@ def test_step_time_of_another_plan_is_not_reported() -> None:
     assert (moved.step, moved.steps, moved.step_s, moved.samples_per_s) == (4, 10, None, None)
 
 
+def test_ranks_to_which_a_data_stream_binds_the_training_are_reported() -> None:
+    ledger = Ledger(PLAN, None)
+    ledger.record(step(0, 4).model_copy(update={"bound_ranks": 3}), 0.0)
+    ledger.begin_attempt(PLAN, 1.0)
+    before = ledger.report(5.0)
+    assert before.bound_ranks == 3
+    again = Ledger(PLAN.model_copy(update={"number": 2}), before)
+    assert again.report(6.0).bound_ranks == 3, "until the first step of the next attempt says otherwise"
+    again.record(step(0, 5), 7.0)
+    assert again.report(8.0).bound_ranks is None
+
+
 def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
     ledger = Ledger(PLAN, None, hang_min_s=5.0)
     ledger.record(Hello(rank=0, pid=1), 0.0)

@@ -15,11 +15,12 @@ from dlcontract.checkpoint.parts import Table
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, Stored
 from dltrain.checkpoint.tensor_file import content
-from dltrain.checkpoint.user_objects import Unfit, decode, encode
+from dltrain.checkpoint.user_objects import decode, encode
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
 from dltrain.models.deferred import initial_values
 from dltrain.optim.options import constant, numbers
+from dltrain.protocol import state_json
 from dltrain.protocol.errors import CheckpointVolumeError, MisuseError
 
 _GROUP, _OTHERS = "parameter group", "others"
@@ -145,7 +146,7 @@ def check_optimizer_state(optimizer: Optimizer, model: nn.Module, *, divided: bo
                 )
 
 
-def _divide(optimizer: Mapping[str, Any], unfit: Unfit) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _divide(optimizer: Mapping[str, Any], unfit: state_json.Unfit) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors in an optimizer's ``state_dict()`` by name, and the rest of it as JSON types.
 
     The rest has the single numbers and strings of each parameter in ``scalars``. Lists and dictionaries are in

@@ -10,54 +10,42 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dltrain.checkpoint import tensor_file
+from dltrain.protocol import state_json
 from dltrain.protocol.errors import MisuseError
 
-_PLAIN = (str, int, float, bool, type(None))
-_TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+_TENSOR = "tensor"
 UNDO_NBYTES = 16 * 2**20
 """Maximum total size of the tensors in lists and dictionaries that are copied at the beginning of each elastic step.
 
 Copying 16 MiB takes a few milliseconds. Larger tensors are copied only when a step is abandoned."""
 
 
-Unfit = Callable[[tuple[Any, ...], str], MisuseError]
-"""Return the error for a value that a checkpoint cannot contain, given its path and what was found."""
-
-
-def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor], unfit: Unfit | None = None) -> Any:
+def encode(value: Any, path: state_json.Path, tensors: dict[str, Tensor], unfit: state_json.Unfit | None = None) -> Any:
     """Return ``value`` as an object of JSON types that refers to tensors by name, and add these to ``tensors``.
 
     ``path``: the name of the kept object and the keys that lead to ``value``. The names of the tensors consist of
     these. ``unfit``: a function that makes the error; by default, it is one of ``t.keep``. Raise MisuseError for a type
     that is not supported.
     """
-    unfit = unfit or _unfit
-    if isinstance(value, Tensor):
+    refused = unfit or _unfit
+
+    def leaf(value: Any, path: state_json.Path) -> dict[str, Any] | None:
+        if not isinstance(value, Tensor):
+            return None
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
-            raise unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
+            raise refused(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
         name = ".".join(map(str, path))
         while name in tensors:  # Two paths can have the same name: {"a.b": …, "a": {"b": …}}.
             name += "'"
         tensors[name] = value.detach()
         return {_TENSOR: name}
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str | int)]:
-            raise unfit(path, f"a key of {type(wrong[0]).__name__}")
-        return {_DICT: [[key, encode(part, (*path, key), tensors, unfit)] for key, part in value.items()]}
-    if isinstance(value, list | tuple):
-        parts = [encode(part, (*path, index), tensors, unfit) for index, part in enumerate(value)]
-        return {_TUPLE: parts} if isinstance(value, tuple) else parts
-    raise unfit(path, type(value).__name__)
+
+    return state_json.encode(value, path, leaf, refused, (str, int))
 
 
 def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
@@ -65,16 +53,7 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
 
     ``tensor``: a function that returns the tensor with a given name.
     """
-    if isinstance(value, list):
-        return [decode(part, tensor) for part in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == _TENSOR:
-        return tensor(content)
-    if kind == _TUPLE:
-        return tuple(decode(part, tensor) for part in content)
-    return {key: decode(part, tensor) for key, part in content}
+    return state_json.decode(value, {_TENSOR: tensor})
 
 
 class _Contents:
@@ -104,7 +83,7 @@ class _Contents:
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         for part in parts:
             # A history may have very many numbers, or tuples of numbers. Python does not track the latter.
-            if type(part) not in _PLAIN and not (type(part) is tuple and not gc.is_tracked(part)):
+            if type(part) not in state_json.PLAIN and not (type(part) is tuple and not gc.is_tracked(part)):
                 self._add(part)
 
     def copy_tensors(self) -> None:

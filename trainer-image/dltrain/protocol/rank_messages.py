@@ -201,6 +201,14 @@ class Step(Record):
     interval_s: Annotated[
         float | None, Field(ge=0, description="With reported: median seconds between two reports; None: unknown.")
     ] = None
+    bound_ranks: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="The only number of ranks with which the training can continue, because each rank reads its "
+            "own data stream. None: any number.",
+        ),
+    ] = None
 
 
 class Evaluated(Record):
@@ -363,26 +371,10 @@ class Stop(Record):
 
 
 RankMessage = Annotated[
-    Hello
-    | Mark
-    | Probed
-    | Chosen
-    | Step
-    | Evaluated
-    | Logged
-    | Analyzed
-    | Compared
-    | Checkpointed
-    | CheckpointSkipped
-    | Resharded
-    | Shrunk
-    | Busy
-    | Working
-    | Observed
-    | Failed
-    | Finished,
+    Hello | Mark | Probed | Chosen | Step | Evaluated | Logged | Analyzed | Compared | Checkpointed | CheckpointSkipped
+    | Resharded | Shrunk | Busy | Working | Observed | Failed | Finished,
     Field(discriminator="type"),
-]
+]  # fmt: skip
 rank_message_adapter: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
 
 

@@ -156,6 +156,16 @@ class Ledger:
         last = self._step or self._before
         return last.step if last is not None else 0
 
+    @property
+    def bound_ranks(self) -> int | None:
+        """Return the only number of ranks with which the training can continue; None: any number.
+
+        Each of them has a position of its own in a data stream. Before the first update of this coordinator's ranks,
+        return what an earlier coordinator reported last.
+        """
+        last = self._step or self._before
+        return last.bound_ranks if last is not None else None
+
     def begin_attempt(self, plan: Plan, now_s: float) -> None:
         """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks.
 
@@ -345,6 +355,7 @@ class Ledger:
             refused_sizes=self.refused_sizes[:MAX_REFUSED_SIZES],
             structure=self._structure,
             pod_memory=self.pod_memory,
+            bound_ranks=self.bound_ranks,
         )
 
     @property

@@ -57,6 +57,8 @@ class Progress:
         """Bytes of gradients that ranks reduce in each step."""
         self.gpu_memory_nbytes: Callable[[], int | None] = lambda: None
         """Function that returns the peak memory of tensors on the GPU in bytes, or None if unknown."""
+        self.bound_ranks: int | None = None
+        """The only number of ranks with which the training can continue; None: any number."""
         self._window = Window()
         self._cold = False
         self._losses: list[float] = []
@@ -158,6 +160,7 @@ class Progress:
             skipped_updates=None if scale is None else self._loss_scale.skipped,
             energy=energy,
             gpu_memory_nbytes=self.gpu_memory_nbytes(),
+            bound_ranks=self.bound_ranks,
         )
         self._stale = []
         self.reporter.send(self._last)

@@ -52,6 +52,14 @@ class Progress(ApiModel):
             "step ran twice.",
         ),
     ] = None
+    bound_ranks: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="The number of ranks that the job keeps, because each rank reads its own part of a data "
+            "stream. Unset: plans may change the number.",
+        ),
+    ] = None
 
 
 class TargetStatus(ApiModel):

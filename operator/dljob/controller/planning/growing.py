@@ -164,13 +164,14 @@ class Turns:
     def note(self, key: JobKey, parsed: ParsedJob | None) -> None:
         """Note whether a job can grow. ``parsed``: None if it does not run, or grows only as an assignment says.
 
-        A job on as many nodes as its spec allows may still move to better devices, but comes before no other job.
+        A job on as many nodes as its spec allows may still move to better devices, but comes before no other job. So
+        may one that keeps its number of ranks.
         """
         spec, accepted = (None, None) if parsed is None else (parsed.spec, parsed.accepted)
         if parsed is None or spec is None or accepted is None or not may_grow(parsed, self._now()):
             self._able.pop(key, None)
             return
-        if accepted.nodes >= (1 if parsed.one_node_claim else spec.nodes.max):
+        if parsed.bound_ranks is not None or accepted.nodes >= (1 if parsed.one_node_claim else spec.nodes.max):
             self._able.pop(key, None)
             return
         missing = len(parsed.observed.ready_pods) < accepted.nodes

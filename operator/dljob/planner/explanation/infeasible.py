@@ -146,19 +146,31 @@ def nothing_fits(request: Request, nodes: Eligible, refusals: tuple[Refusal, ...
     )
 
 
-def script_failed(request: Request, found: Decision, *, busy: bool) -> Infeasible | None:
-    """Return why the plan ``found`` must not run if the job's script has failed on its number of ranks; else None.
+def wrong_ranks(request: Request, found: Decision, *, busy: bool) -> Infeasible | None:
+    """Return why the plan ``found`` must not run if its number of ranks is not allowed; None if it is.
 
-    ``busy``: True if other jobs use nodes that the job could use.
+    The job's script has failed on this number, or a data stream binds the training to another one. ``busy``: True if
+    other jobs use nodes that the job could use.
     """
     ranks = sum(group.nodes * group.ranks_per_node for group in found.chosen.groups)
-    if ranks not in request.refused_ranks:
+    if request.allows_ranks(ranks):
         return None
-    sizes = ", ".join(str(size) for size in sorted(request.refused_ranks))
-    text = (
-        f"found free nodes for {ranks} ranks ({found.chosen.summary}), but the script failed on {sizes} ranks; "
-        "expected nodes for another number of ranks. Wait until more nodes are free, let the script resume with fewer "
-        "ranks, or set spec.nodes.min to the fewest nodes with which it can"
-    )
+    if ranks in request.refused_ranks:
+        sizes = ", ".join(str(size) for size in sorted(request.refused_ranks))
+        why = f"the script failed on {sizes} ranks; expected nodes for another number of ranks"
+        remedy = (
+            "Wait until more nodes are free, let the script resume with fewer ranks, or set spec.nodes.min to the "
+            "fewest nodes with which it can"
+        )
+    else:
+        why = (
+            f"each rank reads its own part of a data stream, and the checkpoint has the positions of "
+            f"{request.bound_ranks} ranks; expected nodes for {request.bound_ranks} ranks"
+        )
+        remedy = (
+            "Wait until they are free, allow as many ranks in spec.nodes, or delete the job and create it again to "
+            "train from the beginning"
+        )
+    text = f"found free nodes for {ranks} ranks ({found.chosen.summary}), but {why}. {remedy}"
     reason = "DeviceBusy" if busy else "TooFewNodes"
     return Infeasible(reason, "spec.nodes", text, transient=True, refusals=found.refusals)

@@ -7,7 +7,7 @@ A local search then starts from the best candidates and ends when no neighbour i
 """
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,8 @@ class Search:
             self._look(self._complete())
             return
         self._look(self._types.rows([{i: n} for i in range(len(self.options)) for n in self._grid(i)]))
+        if self.request.bound_ranks is not None:
+            self._look(self._types.rows(self._with_ranks(self.request.bound_ranks)))
         best = [int(members[self._best_alone(members)]) for members in self._types.members]
         fewest = [int(members[self._per_node[members].argmin()]) for members in self._types.members]
         self._look(joined([*self._mixes(best), self._at_bounds(fewest)]))
@@ -101,6 +103,17 @@ class Search:
         most = min(int(self._most[option]), self.request.nodes_max or int(self._most[option]))
         bound = min(most, max(1, self.request.nodes_min))
         return sorted({*grid(most, fine), bound})
+
+    def _with_ranks(self, ranks: int) -> list[dict[int, int]]:
+        """Return rows (option → nodes) with exactly this number of ranks, on one or two types of device."""
+        found = []
+        for i, j in product(range(len(self.options)), repeat=2):
+            if i == j or self._types.of_option[i] != self._types.of_option[j]:
+                for n in [0] if i == j else self._grid(i, fine=False):
+                    rest, uneven = divmod(ranks - n * int(self._per_node[i]), int(self._per_node[j]))
+                    if not uneven and 0 < rest <= self._most[j]:
+                        found.append({j: rest} if i == j else {i: n, j: rest})
+        return found
 
     def _complete(self) -> Rows:
         """Return all combinations of node counts, with at most one option of each device type."""
@@ -192,9 +205,10 @@ class Search:
 
         ``at``: the index of the row. ``best``: the best option of each device type.
 
-        The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two. Small
-        changes seldom reach a power of two, at which halving-doubling is fast. If the number of nodes is at a bound of
-        the request, nodes of one device type are also replaced by as many of another one.
+        The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two or the
+        number of the request. Small changes seldom reach a power of two, at which halving-doubling is fast. If the
+        number of nodes is at a bound of the request, nodes of one device type are also replaced by as many of another
+        one.
         """
         nodes = self.rows.nodes[:, at]
         held = np.where(nodes > 0, self.rows.option[:, at], best)
@@ -203,8 +217,9 @@ class Search:
         others = ranks - n * own
         small = np.maximum(1, n // 8)
         fixed = [n, np.zeros_like(n), np.ones_like(n), n - 1, n + 1, n // 2, 2 * n, n + small, n - small, self._most]
-        powers = [(power - others) // self._per_node for power in _powers_about(ranks)]
-        counts = np.clip(np.stack([*fixed, *powers], axis=1), 0, self._most[:, None])
+        sizes = [*_powers_about(ranks), self.request.bound_ranks or ranks]
+        sized = [(size - others) // self._per_node for size in sizes]
+        counts = np.clip(np.stack([*fixed, *sized], axis=1), 0, self._most[:, None])
         rows = Rows(*(np.repeat(values[:, None], counts.size, axis=1) for values in (held, nodes)))
         option = np.repeat(np.arange(len(n)), counts.shape[1])
         changed = self._types.of_option[option], np.arange(counts.size)
@@ -241,6 +256,8 @@ class Search:
             possible &= rows.summed(self._cpus) <= self.request.cpus_max
         if self.request.refused_ranks:
             possible &= ~np.isin(rows.summed(self._per_node), sorted(self.request.refused_ranks))
+        if self.request.bound_ranks is not None:
+            possible &= rows.summed(self._per_node) == self.request.bound_ranks
         rows = rows if possible.all() else rows[possible]
         keys, first = np.unique(rows.summed(self._hashing), return_index=True)
         before = np.searchsorted(self._seen, keys)

@@ -153,7 +153,7 @@ def equal_parts(
         for each in layouts(pool, request) if fewer else layouts_within_quota(pool, request):
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
-                parts = [*grid(most), request.nodes_min]
+                parts = [*grid(most), request.nodes_min, (request.bound_ranks or each.ranks) // each.ranks]
                 counts = (
                     [request.stages * replicas // each.ranks]
                     if request.stages
@@ -163,6 +163,7 @@ def equal_parts(
                     Part(option, n)
                     for n in counts
                     if max(option.min_nodes, request.nodes_min) <= n <= most and _allowed(request, option, n)
+                    if request.bound_ranks in (None, n * each.ranks)
                 ]
     return found
 

@@ -208,6 +208,9 @@ class Request:
     """The claims of the job that only some nodes can mount."""
     refused_ranks: frozenset[int] = frozenset()
     """Numbers of ranks on which the job's script has failed, so that no plan may have them."""
+    bound_ranks: int | None = None
+    """The only number of ranks with which the training can continue, because each rank has its own position in a data
+    stream; None: any number. No rank may then become a parameter server, unless ``collective`` is one."""
     structure: Structure | None = None
     """Costs of the job's script, if an earlier run was observed and the spec has no model; otherwise None."""
     missing: tuple[str, ...] = ()
@@ -222,6 +225,10 @@ class Request:
         ``paced`` becomes True, so that texts give ratios instead of times. Infinite: the request has no deadline.
         """
         return replace(self, deadline_s=None) if isinf(pace_s) else replace(self, deadline_s=pace_s, paced=True)
+
+    def allows_ranks(self, ranks: int) -> bool:
+        """Return True if a plan may have this number of ranks (``refused_ranks``, ``bound_ranks``)."""
+        return ranks not in self.refused_ranks and self.bound_ranks in (None, ranks)
 
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if the vendor's quota (``gpus_max``) allows a plan with ``count`` GPUs of the type ``device``."""

@@ -28,7 +28,7 @@ from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
 from dljob.reconcile.planning.pod_requests import cpu_m, pod_memory
 from dljob.reconcile.rollout import quiet
-from dljob.reconcile.spec import one_node
+from dljob.reconcile.spec import bound_ranks, one_node
 from dljob.render import Names, RenderConfig, gang
 from dljob.scheduling import NO_LIMITS
 from dljob.status import FALSE, TRUE, Verdict, is_true
@@ -168,6 +168,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
     admitted = parsed.accepted if parsed.within is not None else None
     request = replace(request, memory_admitted=admitted is not None, refused_ranks=parsed.refused_ranks)
+    request = bound_ranks.limited(request, parsed.bound_ranks, parsed.accepted)
     least = admitted.memory_nbytes if admitted is not None and admitted.status.memory else 0
     found: StoredPlan | Infeasible
     for nbytes in parsed.memory_to_try or (least,):
@@ -229,7 +230,7 @@ def _attempt(
         proposed = proposed.model_copy(update={"number": shown.number})
     assumed = assumed_bandwidth(spec, decision.checkpoint_s, measured_s)
     short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
-    only = one_node.why(parsed.one_node_claim) if parsed.one_node_claim and parsed.within is None else None
+    limits = parsed.limits if parsed.within is None else ()
     nodes = usable(request, decision.domain.within(view))
     memory_nbytes, memory_by_group = pod_memory(decision.chosen, request.memory_least_nbytes)
     prices = applied_site(parsed.defaults, (group.device for group in decision.chosen.groups))
@@ -244,7 +245,7 @@ def _attempt(
         resizes=0,
         splitting_disabled=splitting_disabled,
         refused_ranks=tuple(sorted(parsed.refused_ranks))[:MAX_REFUSED_RANKS] or None,
-        warning="; ".join(filter(None, (decision.warning, short, assumed, only))) or None,
+        warning="; ".join(filter(None, (decision.warning, short, assumed, *limits))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=left_out.avoided(parsed, decision),
         domain=node_terms(left_out.reachable(decision, whole, () if new_nodes else request.volumes)),

@@ -25,7 +25,6 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan
 from dljob.reconcile.planning.rest import START_UP_S, judge
 from dljob.reconcile.rollout import quiet
-from dljob.reconcile.spec import one_node
 from dljob.reconcile.volume import blocked, blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, find
@@ -174,7 +173,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if found.new_nodes and not stopped:
         return "no plan is possible on the existing nodes"
     if layout(found) == layout(accepted) and not found.new_nodes:
-        only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
+        only = "".join(f"; {text}" for text in parsed.limits)
         return f"plan {accepted.plan.number} is still the best plan, also with the new measurements{only}"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -30,23 +29,15 @@ from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train import usage_checks
 from dltrain.train.trainer import Trainer
+from support.trainer.data.samples import SAMPLES, WEIGHTS, Augmented
 from support.trainer.plans import make_plan, saving
 
 pytestmark = [
     pytest.mark.usefixtures("one_zygote"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
 ]
-CPU, SAMPLES, SHARES = torch.device("cpu"), 40, (3, 5)
+CPU, SHARES = torch.device("cpu"), (3, 5)
 PLAN = make_plan(shares=SHARES, global_batch=8, epochs=2)
-WEIGHTS = [8.0] * 4 + [1.0] * 36
-
-
-class Augmented(Dataset[tuple[torch.Tensor, int]]):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return index + torch.rand(3), index
 
 
 class Stream(IterableDataset[int]):

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from dlcontract import DatasetRef
+from dlcontract import CheckpointRef, DatasetRef
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.streams.loader import StreamLoader
 from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.protocol.rank_messages import Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.data_calls import held_out_batches
 from dltrain.train.trainer import Trainer
@@ -206,6 +207,34 @@ def test_positions_of_another_number_of_ranks(inside: bool, message: str, tmp_pa
     else:
         assert run.t._streams.open(loader, 9).position.epoch == 2
     run.t.close()
+
+
+def test_parameter_server_instead_of_a_worker_is_an_error_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """Fixed bug: the samples that the former worker had not read were left out, without an error."""
+    run = Run(tmp_path)
+    served = make_plan(shares=(4, 0), global_batch=4, collective="ParameterServer", checkpoint=saving(tmp_path))
+    run.t._team.plan = served
+    run.t._team.size = 2
+    run.t._streams.load([[0, 4, 0, 0, [], [[3, [None, None]]]]] * 2)
+    loader = run.t.loader(Stream())
+    assert isinstance(loader, StreamLoader)
+    with pytest.raises(BadInputError, match="ranks that read the stream: found 0; expected 0, 1 in the middle of an e"):
+        run.t._streams.open(loader, 9)
+    run.t.close()
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_progress_says_to_how_many_ranks_a_stream_binds_the_training(
+    saves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[Any]()
+    monkeypatch.setattr(RankReporter, "send", lambda reporter, message: sent.append(message))
+    Run(tmp_path / "stream", **({} if saves else {"checkpoint": CheckpointRef(enabled=False)})).train(Stream())
+    updates = [message for message in sent if isinstance(message, Step)]
+    assert len(updates) >= 3 and {each.bound_ranks for each in updates} == {1 if saves else None}
+    sent.clear()
+    Run(tmp_path / "indexed").train([(i, torch.zeros(3)) for i in range(20)])
+    assert {each.bound_ranks for each in sent if isinstance(each, Step)} == {None}
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "link_latency_s": st.none() | seconds,
     "structure": st.none() | structures,
     "pod_memory": st.none() | memories,
+    "bound_ranks": st.none() | st.sampled_from((1, 3, 2**31)),
     "link_bandwidth_Bps": st.none() | st.sampled_from((5e-324, 1.0, 1e9, 1e15)),
 }  # fmt: skip
 assert PARTS.keys() | {"schema_", "uid", "plan_number", "plan_digest", "term", "phase"} == Report.model_fields.keys()

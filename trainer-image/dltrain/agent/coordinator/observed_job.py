@@ -98,10 +98,16 @@ class ObservedJob:
 
     @property
     def launchable(self) -> Plan | None:
-        """Return the plan with the ranks of the present pods, or None if the ranks cannot start on these pods."""
+        """Return the plan with the ranks of the present pods, or None if the ranks cannot start on these pods.
+
+        If each rank reads a data stream of its own, fewer ranks cannot continue the training.
+        """
         plan = shrink_plan(self.plan, self.membership.present)
+        if plan is self.plan:
+            return plan
         refused = {size.ranks for size in self.ledger.refused_sizes}
-        return None if plan is None or len(plan.ranks) in refused else plan
+        bound = self.ledger.bound_ranks is not None
+        return None if plan is None or bound or len(plan.ranks) in refused else plan
 
     def may_return(self, attempt: Attempt) -> bool:
         """Return True if all ranks should restart in order to add the ranks that this attempt has lost.

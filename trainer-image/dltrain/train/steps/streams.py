@@ -3,6 +3,7 @@
 import json
 from typing import Any, NoReturn
 
+from dlcontract import Role
 from dltrain.data.streams.loader import StreamLoader
 from dltrain.data.streams.sequence import Position
 from dltrain.elastic.team import Team
@@ -54,6 +55,7 @@ class Streams:
         self._team.keep_ranks_and_shares()
         if any(place.read and not place.stateful for place in position.places):
             self._progress.busy("reading the stream up to its position in the checkpoint", SKIP_S)
+        self._progress.bound_ranks = self._team.size if plan.checkpoint.enabled else None
         self._order = StreamOrder(self._team, loader, position, step)
         return self._order
 
@@ -62,7 +64,7 @@ class Streams:
 
         Raise BadInputError if the training resumed from a checkpoint that contains positions in streams.
         """
-        self._order = None
+        self._order = self._progress.bound_ranks = None
         if self._stored is not None:
             self._refuse("dataset", "a dataset with len and []", "a stream", "pass the stream to t.loader again")
 
@@ -85,6 +87,11 @@ class Streams:
                 "end at other samples"
             )
             self._refuse("number of ranks", str(team.size), f"{len(stored)} in the middle of an epoch", remedy)
+        readers = [rank.rank for rank in team.plan.ranks if rank.role is Role.WORKER]
+        if readers != (before := [rank for rank, each in enumerate(stored) if each.inside]):
+            found, expected = (", ".join(map(str, ranks)) for ranks in (readers, before))
+            remedy = "set spec.collective back, because a parameter server cannot read on for another rank"
+            self._refuse("ranks that read the stream", found, f"{expected} in the middle of an epoch", remedy)
         mine = stored[team.rank]
         if mine.inside and len(mine.places) != max(1, loader.workers):
             remedy = "pass this number to t.loader, because each worker reads its own part of a stream"

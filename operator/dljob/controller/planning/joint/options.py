@@ -68,8 +68,8 @@ class KnownOptions:
         limits = self._cache.limits(key[0]).unused()
         request = (
             key[0], question.digest, bool(question.one_node_claim), tuple(sorted(question.observed.left_out)),
-            question.memory_to_try, question.volumes, question.refused_ranks, self._cache.profiles_version, shape,
-            bool(limits.quotas and question.observed.claims),
+            question.memory_to_try, question.volumes, question.refused_ranks, question.bound_ranks,
+            self._cache.profiles_version, shape, bool(limits.quotas and question.observed.claims),
         )  # fmt: skip
         known = self._known.get(request)
         if known is not None and self._clock() - known[0] < OPTIONS_S and known[1] == limits:

@@ -34,8 +34,13 @@ class RecentJobs:
         self._seen.clear()
 
     def note(self, jobs: Iterable[tuple[JobKey, ParsedJob]], known: Mapping[JobKey, Known]) -> None:
-        """Store the jobs of an assignment, as they are planned. ``known``: their options."""
-        self._seen.update((key, self._as_seen(question, known[key])) for key, question in jobs)
+        """Store the jobs of an assignment, as they are planned. ``known``: their options.
+
+        A job that keeps its number of ranks stays as it was before: a new job may have any number.
+        """
+        for key, question in jobs:
+            if question.bound_ranks is None or key not in self._seen:
+                self._seen[key] = self._as_seen(question, known[key])
 
     def priority(self, key: JobKey) -> int | None:
         """Return the priority of a job; None if it took part in no recent assignment."""

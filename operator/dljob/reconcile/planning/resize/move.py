@@ -21,7 +21,6 @@ from dljob.reconcile.planning.resize.permission import (
     without_node,
 )
 from dljob.reconcile.rollout import quiet
-from dljob.reconcile.spec import one_node
 from dljob.reconcile.volume import blocked, blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
@@ -161,7 +160,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if found.new_nodes and not stopped:
         return "no other plan is possible on the existing nodes"
     if layout(found) == layout(accepted) and not found.new_nodes:
-        only = f"; {one_node.why(parsed.one_node_claim)}" if parsed.one_node_claim else ""
+        only = "".join(f"; {text}" for text in parsed.limits)
         return f"{accepted.status.summary} is still the best plan{only}"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)

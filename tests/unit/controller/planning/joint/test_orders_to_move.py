@@ -1,13 +1,16 @@
 """Tests of moves with queue.assignment: Together: each change of a part is checked, and a rest is explained."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.joint.options import Known
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.scheduling.assignment import Option
 from support.builders import T4
 from support.controller.fake_operator import Operator
 from support.controller.shared_devices import (
@@ -142,3 +145,25 @@ def test_no_second_job_moves_while_the_first_one_stops() -> None:
         assert await devices_of(cluster, moved) == await devices_of(cluster, waits) == {T4: 1}
 
     together({f"n{i}": T4 for i in range(1, 5)}, body)
+
+
+def test_job_whose_ranks_read_a_stream_releases_no_device() -> None:
+    """Fixed bug: it moved to fewer ranks in the middle of an epoch, and failed with BadInput."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        assigning = operator.planning._assigning
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1", bound_ranks=4)
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.planned(second) == "DeviceBusy" and not assigning.moves(first)
+        assert (await devices_of(cluster, first), await replicas(cluster, first)) == ({T4: 4}, 1)
+        assert {option.devices for option in assigning._known[first].options} == {4}, "also in forecasts"
+        recent, question = assigning._recent, assigning._running[first].question
+        of_new_jobs = Known((Option(T4, 1, 1, 9.0), Option(T4, 1, 4, 3.0)))
+        recent.note([(first, replace(question, bound_ranks=None))], {first: of_new_jobs})
+        recent.note([(first, question)], {first: assigning._known[first]})
+        assert recent._seen[first].known is of_new_jobs, "a job like it may have any number"
+
+    together({"n1": T4}, body, gpus=4)
