@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan
 from dltrain.launch.injected import is_injected
-from dltrain.launch.launchers import ScriptCommand, script_command
 from dltrain.launch.mpi_launchers import mpi_script_command
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
+from dltrain.startup.launchers import ScriptCommand, script_command
 
 SHIM = Path(__file__).with_name("shim.py")
 BUILT_IN = (sys.executable, "-m", "dltrain.builtin.rank")

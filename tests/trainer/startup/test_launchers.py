@@ -8,7 +8,7 @@ from torch.distributed.run import get_args_parser
 
 from dlcontract import ModelRef, Plan, Rank
 from dltrain.launch import rank_environment
-from dltrain.launch.launchers import TORCHRUN_FLAGS, TORCHRUN_VALUES, script_command
+from dltrain.startup.launchers import TORCHRUN_FLAGS, TORCHRUN_VALUES, script_command
 
 SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
 
