@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dltrain.launch.rank_environment import STARTUP
-from dltrain.startup.launchers import script_command
+from dltrain.startup.launchers import ACCELERATE_SCRIPT, script_command
 from dltrain.startup.nested_launcher import EXIT_BAD_INPUT, launcher_command
 from support.trainer.observed_scripts import variables
 from support.trainer.ranks import run_apart
@@ -180,6 +180,14 @@ def test_script_gets_the_variables_of_accelerate_and_the_rank_of_the_plan(
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
     assert json.loads(line) == {"argv": ["--lr", "1"], "rank": RANK, "others": others}
+
+
+def test_accelerate_is_asked_in_a_fork_of_the_zygote_too(folder: Path) -> None:
+    env = variables(None, PYTHONPATH=f"{STARTUP}:{folder}", **RANK)
+    ended = run_apart("-u", ACCELERATE_SCRIPT, "--use_fsdp", "train.py", "--lr", "1", env=env, cwd=folder)
+    (line,) = ended.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["argv"], found["rank"]) == (["--lr", "1"], RANK) and found["others"]["ACCELERATE_USE_FSDP"] == "true"
 
 
 @pytest.mark.parametrize(
