@@ -59,5 +59,5 @@ for step in range(first + 1, STEPS + 1):
 with torch.no_grad():
     x, y = digits.test(np.arange(digits.test_samples))
     accuracy = (model(x).argmax(1) == y).float().mean().item()
-dltrain.report(step=STEPS, steps=STEPS, loss=loss.item(), accuracy=accuracy)
+dltrain.report(step=STEPS, steps=STEPS, accuracy=accuracy)
 dist.destroy_process_group()

@@ -16,6 +16,10 @@ from support.trainer.foreign_images import compiler
 
 pytestmark = [pytest.mark.e2e, pytest.mark.programs]
 
+LAUNCHERS = {
+    "accelerate_loop": ("python", "-m", "accelerate.commands.launch", "--config_file", "/programs/accelerate.yml"),
+}
+"""Commands that start a program in the place of torchrun."""
 STEPS = {"hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "stream": 400, "fsdp": 800, "gan": 6000}
 """Steps of each program: long enough to be killed after a checkpoint, and before the end."""
 MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 400}}
@@ -36,7 +40,7 @@ def job(name: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
     made["spec"]["trainer"] |= {
         "image": image,
         "imagePullPolicy": "Never",
-        "command": ["torchrun", f"/programs/{name}.py"],
+        "command": [*LAUNCHERS.get(name, ("torchrun",)), f"/programs/{name}.py"],
     }
     made["spec"]["trainer"]["env"] = [{"name": "STEPS", "value": str(STEPS.get(name, 0))}]
     programs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "programs"}, "data": scripts()}

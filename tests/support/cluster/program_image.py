@@ -75,5 +75,5 @@ def _packages(name: str, requirements: Path, python: str) -> Path:
 
 
 def scripts() -> dict[str, str]:
-    """Return name → text of the scripts."""
-    return {path.name: path.read_text() for path in sorted(PROGRAMS.glob("*.py"))}
+    """Return name → text of the scripts, and of the configuration of Accelerate."""
+    return {path.name: path.read_text() for path in sorted((*PROGRAMS.glob("*.py"), PROGRAMS / "accelerate.yml"))}

@@ -77,6 +77,32 @@ else:
 import dltrain
 for step in range(1, 41):
     dltrain.report(step=step, steps=40, loss=1 / step, accuracy=0.5, norm=step)
+import types
+class Base:
+    pass
+for name, base in (("transformers", "TrainerCallback"), ("lightning.pytorch.callbacks", "Callback"),
+                   ("accelerate.tracking", "GeneralTracker")):
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        sys.modules[".".join(parts[:depth])] = types.ModuleType(parts[depth - 1])
+    setattr(sys.modules[name], base, Base)
+from dltrain.integrations.accelerate import ReportTracker
+from dltrain.integrations.huggingface import ReportCallback
+from dltrain.integrations.lightning import ReportCallback as Lightning
+args = types.SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=2, world_size=size)
+state = types.SimpleNamespace(global_step=40, max_steps=40, epoch=1.0)
+control = types.SimpleNamespace(should_save=True, should_evaluate=True, should_training_stop=False)
+trainer = types.SimpleNamespace(
+    global_step=40, current_epoch=0, max_epochs=1, max_steps=40, num_training_batches=40, accumulate_grad_batches=1,
+    callbacks=[], callback_metrics={"val_acc": 0.5}, sanity_checking=False)
+hugging, lit = ReportCallback(), Lightning()
+hugging.on_step_end(args, state, control)
+hugging.on_log(args, state, control, logs={"loss": 1 / 40, "eval_accuracy": 0.5})
+lit.on_train_start(types.SimpleNamespace(**{**vars(trainer), "global_step": 39}), None)
+lit.on_train_batch_start(trainer, None, None, 0)
+lit.on_train_batch_end(trainer, None, {"loss": 1 / 40}, None, 39)
+lit.on_validation_end(trainer, None)
+ReportTracker(steps=40).log({"loss": 1 / 40}, step=40)
 for needs_more in (dltrain.init, lambda: dltrain.evaluate([1.0], [1.0]), lambda: dltrain.data.load("digits")):
     try:
         needs_more()

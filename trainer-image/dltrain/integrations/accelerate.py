@@ -1,5 +1,7 @@
 """Report the progress of a loop with Hugging Face Accelerate: ``Accelerator(log_with=ReportTracker(steps=1000))``."""
 
+from __future__ import annotations
+
 import warnings
 from typing import Any
 
@@ -27,7 +29,7 @@ class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker d
         """True once a step was given, or its absence was named in a warning."""
 
     @property
-    def tracker(self) -> "ReportTracker":
+    def tracker(self) -> ReportTracker:
         """The tracker itself. Accelerate expects the run object of a tracking library here, but there is none."""
         return self
 

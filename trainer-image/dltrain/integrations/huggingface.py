@@ -1,5 +1,7 @@
 """Report the progress of a Hugging Face ``Trainer``: ``Trainer(…, callbacks=[ReportCallback()])``."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from transformers import TrainerCallback

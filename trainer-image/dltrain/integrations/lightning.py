@@ -3,6 +3,8 @@
 The callback is one of the package ``pytorch_lightning`` if the script has imported that package only.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import sys
@@ -59,7 +61,7 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None and not _updates_by_itself(pl_module):
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by this number.
-        values = self._new(trainer) if loss is None else self._new(trainer) | {"loss": loss}
+        values = self._new(trainer) if loss is None else {**self._new(trainer), "loss": loss}
         values.pop("accuracy", None)  # That of a batch is not one on held-out data.
         self._report(trainer, **values)
         if stop_requested():
@@ -126,7 +128,7 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         return {name: value for name, value in found.items() if value is not self._reported.get(name)}
 
     def _report(self, trainer: Any, /, **values: Any) -> None:
-        self._reported |= values
+        self._reported.update(values)
         report(step=self._step, steps=self._steps, epoch=trainer.current_epoch, **values)
 
 

@@ -1,5 +1,7 @@
 """Convert the values that a training library logs to arguments of ``dltrain.report``. No import of the library."""
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -53,7 +55,7 @@ def _is_number(value: Any) -> bool:
 
     Reading it would wait for the GPU that may still compute it. A bool is not a number.
     """
-    if isinstance(value, bool | str):
+    if isinstance(value, (bool, str)):
         return False
     if (count := elements(value)) is not None:
         return count == 1

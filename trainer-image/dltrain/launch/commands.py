@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan
 from dltrain.launch.injected import is_injected
-from dltrain.launch.launchers import ScriptCommand, script_command
 from dltrain.launch.mpi_launchers import mpi_script_command
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
+from dltrain.startup.launchers import ScriptCommand, accelerate_configs, script_command
 
 SHIM = Path(__file__).with_name("shim.py")
 BUILT_IN = (sys.executable, "-m", "dltrain.builtin.rank")
@@ -191,12 +191,13 @@ def mpi_network(interface: str) -> dict[str, str]:
     }
 
 
-def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
+def rank_command(plan: Plan, env: Mapping[str, str] | None = None) -> ScriptCommand:
     """Return the command that each rank runs: the user's command or, for a built-in model, dltrain's own program.
 
-    ``path``: the PATH of the ranks, to look up programs; None: the PATH of this process. If the user's command begins
-    with a launcher such as torchrun or mpirun, the result starts the script without it. Raise ValueError for a
-    launcher that the agent cannot replace, such as deepspeed.
+    ``env``: the environment of the ranks, to look up programs and the default configuration file of Accelerate; None:
+    the PATH of this process, and no such file. If the user's command begins with a launcher such as torchrun or mpirun,
+    the result starts the script without it. Raise ValueError for a launcher that the agent cannot replace, such as
+    deepspeed.
     """
     command = plan.model.command or BUILT_IN
     mpi = mpi_script_command(command)
@@ -207,9 +208,12 @@ def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
         )
 
     def which(name: str) -> str | None:
-        return shutil.which(name, path=path)
+        return shutil.which(name, path=None if env is None else env.get("PATH"))
+
+    def has_accelerate_config() -> bool:
+        return env is not None and any(Path(path).is_file() for path in accelerate_configs(env))
 
     if mpi is None:
-        return script_command(command, which)
-    inner = script_command(mpi.command, which)
+        return script_command(command, which, has_accelerate_config)
+    inner = script_command(mpi.command, which, has_accelerate_config)
     return ScriptCommand(inner.command, {**mpi.env, **inner.env}, (*mpi.overridden, *inner.overridden))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from dltrain.launch.launchers import Command, ScriptCommand
+from dltrain.startup.launchers import Command, ScriptCommand
 
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "horovodrun")
 

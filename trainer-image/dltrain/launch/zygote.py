@@ -33,7 +33,7 @@ from typing import Any
 from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, missing, without_u
 from dltrain.launch.inherited_socket import hand_over
 from dltrain.protocol.rank_variables import OBSERVE_ENV
-from dltrain.startup import gloo_threads
+from dltrain.startup import gloo_threads, nested_launcher
 
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
@@ -236,8 +236,10 @@ def _end_now(code: int) -> None:
 def run(order: Order) -> None:
     """Run an order's Python command in this process as the interpreter would, in a fresh ``__main__``.
 
-    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty.
+    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty. If the file is a
+    launcher such as /usr/bin/torchrun, an interpreter replaces this process and runs the launcher's script.
     """
+    nested_launcher.replace_launcher(os.environ, b"".join(os.fsencode(word) + b"\0" for word in ("", *order.argv)))
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.

@@ -1,1 +1,1 @@
-"""What dljob adds to the Python interpreters of scripts: the end of gloo's threads, and the observer of rank 0."""
+"""What dljob adds to the interpreters of scripts: nested launchers, the end of gloo's threads, the observer."""

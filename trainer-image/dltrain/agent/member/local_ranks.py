@@ -226,7 +226,7 @@ class LocalRanks:
             env |= mpi | commands.mpi_network(self._interface)
         env |= rank_environment.framework_environment(plan, rank, attempt, env, self.run_dir)
         self._log_replaced(rank_environment.replaced_variables(self._env, env))
-        script, folder = commands.rank_command(plan, env.get("PATH")), str(Path.cwd())
+        script, folder = commands.rank_command(plan, env), str(Path.cwd())
         read_fd, write_fd = os.pipe()
         start = self.spawner.start(script.command, env=env | dict(script.env), cwd=folder, output=write_fd)
         starting = self._starting.spawn(start)

@@ -1,8 +1,9 @@
 """Prepare a Python interpreter of a rank, and then run the image's own ``sitecustomize``.
 
 Every Python imports a module of this name when it starts. The agent appends this folder to the PYTHONPATH of each rank
-that runs a script for torchrun or an MPI program, so that it also works if a shell script starts Python. Gloo's threads
-then end before the interpreter does, and rank 0 is observed. No error in here may reach the script.
+that runs a script for torchrun or an MPI program, so that it also works if a shell script starts Python. A
+launcher such as torchrun then becomes its script, gloo's threads end before the interpreter does, and rank 0 is
+observed. No error in here may reach the script.
 """
 
 import sys
@@ -32,7 +33,10 @@ if sys.version_info >= (3, 8):  # noqa: UP036 - the Python of any image may read
         return alias
 
     with contextlib.suppress(Exception):  # The script must run whatever happens here.
-        importlib.import_module(_package("startup") + ".gloo_threads").end_at_exit()
+        importlib.import_module(_package("startup") + ".nested_launcher").replace_launcher(os.environ)
+
+    with contextlib.suppress(Exception):
+        importlib.import_module("_dljob_startup.gloo_threads").end_at_exit()
 
     with contextlib.suppress(Exception):
         if os.environ.get("DLTRAIN_OBSERVE") in ("on", str(os.getpid())):  # ``observer.start`` explains it.

@@ -8,7 +8,14 @@ from torch.distributed.run import get_args_parser
 
 from dlcontract import ModelRef, Plan, Rank
 from dltrain.launch import rank_environment
-from dltrain.launch.launchers import TORCHRUN_FLAGS, TORCHRUN_VALUES, script_command
+from dltrain.launch.commands import rank_command
+from dltrain.startup.launchers import (
+    ACCELERATE_SCRIPT,
+    TORCHRUN_FLAGS,
+    TORCHRUN_VALUES,
+    accelerate_configs,
+    script_command,
+)
 
 SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
 
@@ -27,9 +34,14 @@ SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
         ("/opt/conda/bin/torchrun train.py", ("/opt/conda/bin/python", "-u", "train.py")),
         ("python3 -m torch.distributed.run --nnodes=2 train.py", ("python3", "-u", "train.py")),
         ("/usr/bin/python3 -u -m torch.distributed.run train.py", ("/usr/bin/python3", "-u", "train.py")),
+        ("torchrun --nproc_per_node=auto --rdzv-conf=a=b -- train.py --epochs 3", SCRIPT),
         ("accelerate launch train.py --epochs 3", SCRIPT),
+        ("accelerate-launch train.py --epochs 3", SCRIPT),
+        ("accelerate launch --num_cpu_threads_per_process 2 -- train.py --epochs 3", SCRIPT),
         ("accelerate launch --multi_gpu --num_processes 8 --main_process_ip a train.py --epochs 3", SCRIPT),
         ("python -m accelerate.commands.launch --num_machines=2 train.py --epochs 3", SCRIPT),
+        ("python -m accelerate.commands.accelerate_cli launch --same_network train.py --epochs 3", SCRIPT),
+        ("accelerate launch -m pack.train", ("python", "-u", "-m", "pack.train")),
         ("accelerate config", ("accelerate", "config")),
     ],
 )
@@ -46,15 +58,62 @@ def test_options_that_the_plan_overrides_are_named() -> None:
     assert found.overridden == ("--nnodes", "--rdzv-id")
 
 
-def test_options_of_accelerate_become_variables() -> None:
-    options = ("--mixed_precision", "bf16", "--gradient_accumulation_steps=4", "--cpu", "--dynamo_backend", "inductor")
+def test_usual_options_of_accelerate_become_variables() -> None:
+    options = ("--mixed_precision", "bf16", "--num-cpu-threads-per-process=3", "--cpu", "--dynamo_backend", "inductor")
     found = script_command(("accelerate", "launch", *options, "a.py"))
     assert found.env == {
         "ACCELERATE_MIXED_PRECISION": "bf16",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
         "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
         "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "3",
     }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--use_fsdp train.py",
+        "--config_file a.yaml train.py",
+        "--mixed_precision fp8 train.py",
+        "--num_processes 2 --use_deepspeed --zero_stage 2 train.py --lr 1",
+        # Fixed bug: this became a variable, which accelerate launch sets for DeepSpeed only.
+        "--gradient_accumulation_steps 4 train.py",
+        "--unknown train.py",
+        "--num_processes",
+    ],
+)
+def test_accelerate_itself_is_asked_about_other_options(arguments: str) -> None:
+    found = script_command(("/venv/bin/accelerate", "launch", *arguments.split()))
+    assert found.command == ("/venv/bin/python", "-u", str(ACCELERATE_SCRIPT), *arguments.split())
+    assert (found.env, found.overridden) == ({}, ())
+
+
+def test_accelerate_is_asked_about_its_default_configuration_file(tmp_path: Path) -> None:
+    """Fixed bug: the file was not read, so that a job trained without the FSDP that it asks for."""
+    for command in (["accelerate", "launch", "a.py"], ["python", "-m", "accelerate.commands.launch", "a.py"]):
+        plain = script_command(tuple(command), has_accelerate_config=lambda: False)
+        asked = script_command(tuple(command), has_accelerate_config=lambda: True)
+        assert (plain.command, asked.command[2:]) == (("python", "-u", "a.py"), (str(ACCELERATE_SCRIPT), "a.py"))
+    on_cpus = script_command(("accelerate", "launch", "--cpu", "a.py"), has_accelerate_config=lambda: True)
+    assert on_cpus.command == ("python", "-u", "a.py"), "accelerate launch --cpu does not read the file"
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate/default_config.yaml").touch()
+    job = plan(model=ModelRef(command=("accelerate", "launch", "a.py"), framework="Torchrun"))
+    assert str(ACCELERATE_SCRIPT) in rank_command(job, {"HF_HOME": str(tmp_path)}).command
+    assert str(ACCELERATE_SCRIPT) not in rank_command(job, {"HF_HOME": str(tmp_path / "other")}).command
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"HF_HOME": "/hf", "XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/hf"),
+        ({"XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/cache/huggingface"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/huggingface"),
+    ],
+)
+def test_default_configuration_file_is_where_accelerate_looks(env: dict[str, str], folder: str) -> None:
+    expected = tuple(f"{folder}/accelerate/default_config.{suffix}" for suffix in ("yaml", "json"))
+    assert accelerate_configs(env) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,8 +124,6 @@ def test_options_of_accelerate_become_variables() -> None:
         ("torchrun", "found torchrun without a script"),
         ("torchrun --nnodes", "found torchrun without a script"),
         ("torchrun --new-option 3 train.py", "found the option --new-option of torchrun"),
-        ("accelerate launch --use_fsdp train.py", "found the option --use_fsdp of accelerate launch"),
-        ("accelerate launch --config_file a.yaml train.py", "found the option --config_file of accelerate launch"),
     ],
 )
 def test_launcher_that_cannot_be_replaced_is_refused(command: str, words: str) -> None:
