@@ -86,7 +86,7 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
         f"{' + '.join(listed)}, {request.collective or 'Torch'}{batch}",
         groups,
         request.collective or "Torch",
-        _unknown(memory_nbytes),
+        _unknown(request.memory_per_pod_nbytes or memory_nbytes),
     )
     return Decision(choice, (choice,), nodes.refusals, _warning(request, memory_nbytes))
 

@@ -68,7 +68,8 @@ def test_nothing_is_predicted() -> None:
 def test_memory_is_a_part_of_what_the_node_has() -> None:
     assert decided(NOTHING, THREE).chosen.prediction.host_memory_nbytes == 2 * 2**30
     assert decided(NOTHING, GPUS).chosen.prediction.host_memory_nbytes > 100 * 2**30
-    assert not decided(replace(NOTHING, memory_per_pod_nbytes=2**30), THREE).warning
+    stated = decided(replace(NOTHING, memory_per_pod_nbytes=2**30), THREE)
+    assert not stated.warning and stated.chosen.prediction.host_memory_nbytes == 2**30
 
 
 @pytest.mark.parametrize("changes", [{}, {"fixed": (FixedChoice("cpu", 2, 1),)}])
