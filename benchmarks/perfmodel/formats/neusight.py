@@ -21,36 +21,36 @@ from dljob.perf.fit.new_device import Sheet
 def run(directory: Path, options: Options) -> list[Table]:
     """Score a left-out device without probes and with two."""
     complaints: list[str] = []
-    sheets = _sheets(directory, complaints)
-    rows = _rows(directory, complaints)
-    rows = {key: s for key, s in rows.items() if options.wants(key[0])}
-    missing = sorted({d for d, _, _ in rows} - set(sheets))
+    found = sheets(directory, complaints)
+    times = rows(directory, complaints)
+    times = {key: s for key, s in times.items() if options.wants(key[0])}
+    missing = sorted({d for d, _, _ in times} - set(found))
     complaints += [f"{d}: no data sheet devices/{d}.json" for d in missing]
-    tables = new_device.tables(sheets, rows, options, dropped(complaints))
+    tables = new_device.tables(found, times, options, dropped(complaints))
     if not tables:
         raise ValueError(f"{directory}: fewer than three devices with times and a data sheet; expected three or more")
     return tables
 
 
-def _sheets(directory: Path, complaints: list[str]) -> dict[str, Sheet]:
+def sheets(directory: Path, complaints: list[str]) -> dict[str, Sheet]:
     """Read data sheets by file name. ``SingleFLOPs`` or ``SingleFLOPsMM`` in GFLOP/s, ``Mem_Bw`` in GB/s."""
-    sheets = {}
+    found = {}
     for path in sorted(directory.rglob("devices/*.json")):
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             peak = float(facts.get("SingleFLOPs") or facts["SingleFLOPsMM"])
-            sheets[path.stem] = Sheet(1e9 * peak, 1e9 * float(facts["Mem_Bw"]), vendor(path.stem))
+            found[path.stem] = Sheet(1e9 * peak, 1e9 * float(facts["Mem_Bw"]), vendor(path.stem))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             complaints.append(f"{path.name}: malformed data sheet ({type(e).__name__}: {e})")
-    return sheets
+    return found
 
 
-def _rows(directory: Path, complaints: list[str]) -> dict[tuple[str, str, int], float]:
+def rows(directory: Path, complaints: list[str]) -> dict[tuple[str, str, int], float]:
     """Read (device, model and sequence, batch) → seconds."""
     files = sorted(directory.rglob("*train_latency*.csv"))
     if not files:
         raise ValueError(f"{directory}: no *train_latency*.csv; expected NeuSight's measured iterations")
-    rows = {}
+    found = {}
     for path in files:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.reader(file), start=1):
@@ -64,5 +64,5 @@ def _rows(directory: Path, complaints: list[str]) -> dict[tuple[str, str, int], 
                 if name is None or not 0 < seconds < np.inf or int(name[3]) < 1:
                     complaints.append(f"{path.name} line {number}: {','.join(row)[:60]}")
                 elif name[4] is None:
-                    rows[row[0], f"{name[1]}-{name[2]}", int(name[3])] = seconds
-    return rows
+                    found[row[0], f"{name[1]}-{name[2]}", int(name[3])] = seconds
+    return found

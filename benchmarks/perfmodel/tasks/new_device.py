@@ -63,16 +63,24 @@ def _ratio(speeds: Mapping[str, float], others: Times, queried: Point) -> float:
     return float(np.exp(np.mean([np.log(s * speeds[p.device] / speeds[queried.device]) for p, s in same])))
 
 
-def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[str, Floats]:
-    """Return the errors on the rows that were not probed, by method."""
+def curves_of(own: Times) -> list[list[Point]]:
+    """Return the points of each workload with at least three batch sizes, in the order of their batches."""
     by_workload: dict[str, list[Point]] = {}
     for point in sorted(own, key=lambda p: p.batch):
         by_workload.setdefault(point.workload, []).append(point)
-    curves = [ps for ps in by_workload.values() if len(ps) >= 3]
+    return [points for points in by_workload.values() if len(points) >= 3]
+
+
+def two_of(curve: list[Point]) -> tuple[Point, ...]:
+    """Return the two probes of a curve."""
+    return (curve[1], curve[-2]) if len(curve) >= 4 else (curve[0], curve[-1])
+
+
+def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[str, Floats]:
+    """Return the errors on the rows that were not probed, by method."""
+    curves = curves_of(own)
     if curves:
-        draws: list[tuple[list[Point], tuple[Point, ...]]] = [
-            (ps, (ps[1], ps[-2]) if len(ps) >= 4 else (ps[0], ps[-1])) for ps in curves
-        ]
+        draws: list[tuple[list[Point], tuple[Point, ...]]] = [(ps, two_of(ps)) for ps in curves]
     else:
         draws = [(list(own), _informative(sheets, others, list(own)))] if len(own) >= 3 else []
     model, simple = [], []

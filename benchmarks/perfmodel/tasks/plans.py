@@ -49,7 +49,7 @@ def even(key: Key) -> bool:
     return len(set(key.counts)) == 1
 
 
-def priced(workload: Measurements, keys: list[Key], probes: Probes, *, measured: bool) -> Priced:
+def priced(workload: Measurements, keys: list[Key], probes: Probes, *, measured: bool, device: str = DEVICE) -> Priced:
     """Predict the step times of ``keys`` after the probes. If ``measured``, the profile contains the probed steps."""
     status = DLProfileStatus(
         compute=tuple(ComputePoint(batch=b, seconds=m.step_s, observations=50) for b, m in workload.one.items()),
@@ -66,14 +66,14 @@ def priced(workload: Measurements, keys: list[Key], probes: Probes, *, measured:
             if measured and even(k)
         ),
     )
-    known = {(workload.name, DEVICE): learned(status)}
-    pairs = [_step(workload.name, key, known) for key in keys]
+    known = {(workload.name, device): learned(status)}
+    pairs = [_step(workload.name, device, key, known) for key in keys]
     return Priced(np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs]))
 
 
-def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tuple[float, float]:
+def _step(name: str, device: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tuple[float, float]:
     nodes, each = len(key.counts), key.counts[0]
-    view = ClusterView(tuple(Node(f"n{i}", DEVICE, each, each, 64, 64.0, 2**40, is_gpu=True) for i in range(nodes)))
+    view = ClusterView(tuple(Node(f"n{i}", device, each, each, 64, 64.0, 2**40, is_gpu=True) for i in range(nodes)))
     request = Request(
         job="placement",
         global_batch=key.devices * key.batch,
@@ -82,7 +82,7 @@ def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tupl
         parameters=int(PARAMETERS.get(name, DEFAULT_PARAMETERS)),
         flops_per_sample=1e9,
         activation_nbytes_per_sample=0,
-        fixed=(FixedChoice(DEVICE, nodes, each),),
+        fixed=(FixedChoice(device, nodes, each),),
     )
     found = plan(request, view, known)
     assert isinstance(found, Decision), found

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from dljob.calibrate.prior import PROBING
 from dljob.calibrate.scaling import Posterior
 from dljob.perf.fit.scaling import Floats, Runs
 
@@ -31,6 +32,6 @@ def information(posterior: Posterior, runs: Runs) -> Floats:
 
     The uncertainty is the sum of the variances of log(step time) over all runs in ``runs``.
     """
-    covariance, noise = posterior.covariance(runs)
+    covariance, noise = posterior.with_prior(PROBING).covariance(runs)
     gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
     return np.asarray(gain / max(float(np.trace(covariance)), 1e-300))

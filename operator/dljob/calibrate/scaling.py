@@ -12,7 +12,7 @@ All effects are Gaussian processes (Rasmussen, Williams 2006), so they fade with
 noise has heavy tails.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, log
 from statistics import NormalDist
@@ -93,6 +93,11 @@ class Posterior:
         deviations = NormalDist().inv_cdf(0.5 + level / 2) * self.widening(level)
         half = deviations * np.sqrt(variance + noise_variance(self.prior, here))
         return Predicted(np.exp(log_s), np.exp(log_s - half), np.exp(log_s + half))
+
+    def with_prior(self, prior: Prior) -> "Posterior":
+        """Return the distribution of step times after the same measurements, with another prior."""
+        step_s = np.exp(self.residual + self._there.log_s)
+        return replace(fit(self.reference_s, self.given, step_s, prior), least_spread=self.least_spread)
 
     def covariance(self, runs: Runs) -> tuple[Floats, Floats]:
         """Return the uncertainty of the log(step time) of ``runs``, as a pair of arrays.
