@@ -28,7 +28,7 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
     if strange:
         raise MisuseError(
             f"optimizer: found parameters of shapes {[tuple(p.shape) for p in strange]} that the model did not have "
-            "in t.wrap (of several optimizers: this one); expected only those, because ranks reduce no other gradients. "
+            "in t.wrap (of several optimizers: this one); expected only those, because ranks reduce no other ones. "
             "Create model and optimizers before t.wrap, and freeze the parameters that you train later"
         )
 
