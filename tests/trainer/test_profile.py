@@ -313,3 +313,25 @@ def test_model_instance_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     module.model = nn.Linear(4, 4)
     monkeypatch.setitem(sys.modules, "ready", module)
     assert load("ready:model") is module.model
+
+
+def test_losses_of_two_models_add_up() -> None:
+    """The losses of a GAN use the discriminator three times in a step, and once without the generator's gradient."""
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gen = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 64))
+            self.disc = nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
+
+        def forward(self, real: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+            fake = self.gen(noise)
+            found: torch.Tensor = self.disc(real) + self.disc(fake.detach()) + self.disc(fake)
+            return found
+
+    found = profile(Losses(), [Input((64,)), Input((16,))])
+    of_gen, of_disc = 16 * 128 + 128 * 64, 64 * 128 + 128
+    assert found.parameters == of_gen + of_disc + 128 + 64 + 128 + 1
+    assert found.forward_FLOPs == 2 * (of_gen + 3 * of_disc)
+    without_inputs = 16 * 128 + 2 * 64 * 128  # noise, and the discriminator's inputs in two of its passes
+    assert found.backward_FLOPs == 2 * found.forward_FLOPs - 2 * without_inputs

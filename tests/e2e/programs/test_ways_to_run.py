@@ -15,6 +15,7 @@ EXAMPLES = ("own-script.yaml", "pipeline-script.yaml", "mpi.yaml")
 # Others in hack/test run what these run: torchrun scripts, Horovod's API over MPI, the first job of the README, a script
 # that reports, and a job that stops at its target (tests of the agents).
 LIKE_OTHERS = ("torchrun.yaml", "torchrun-elastic.yaml", "report.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
+LIKE_OTHERS += ("gan-script.yaml",)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *(pytest.param(name, marks=pytest.mark.long) for name in LIKE_OTHERS)])

@@ -371,7 +371,7 @@ def test_parameters_made_trainable_after_wrap_are_rejected() -> None:
 def test_mixed_dtypes_are_rejected() -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
     found = r"2 of torch.float32 on cpu \(the first has shape \(2, 2\)\), 2 of torch.float64 on cpu"
-    with pytest.raises(ValueError, match=rf"several kinds: {found}.*model.float\(\).*spec.collective: DDP"):
+    with pytest.raises(ValueError, match=rf"several kinds: {found}.*model.float\(\).*strategy: Data"):
         GradientBuffer(model.parameters(), 64, 0)
 
 

@@ -25,6 +25,7 @@ JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.y
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
 JOBS |= {"pipeline-script.yaml", "mpi.yaml", "horovod.yaml", "script-from-git.yaml", "torchrun-elastic.yaml"}
 JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml", "activation-checkpointing.yaml"}
+JOBS |= {"gan-script.yaml"}
 
 
 def documented() -> list[Any]:
@@ -118,7 +119,7 @@ def test_examples_have_unique_names() -> None:
 
 
 WITH_SCRIPTS = ("own-script.yaml", "pipeline-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml")
-WITH_SCRIPTS += ("mpi.yaml", "horovod.yaml")
+WITH_SCRIPTS += ("mpi.yaml", "horovod.yaml", "gan-script.yaml")
 
 
 @pytest.mark.parametrize("name", WITH_SCRIPTS)
@@ -139,7 +140,11 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("script", "example"),
-    [("train_five_lines.py", "own-script.yaml"), ("train_pipeline.py", "pipeline-script.yaml")],
+    [
+        ("train_five_lines.py", "own-script.yaml"),
+        ("train_pipeline.py", "pipeline-script.yaml"),
+        ("train_gan.py", "gan-script.yaml"),
+    ],
 )
 def test_page_shows_the_script_and_the_manifest_of_the_example(script: str, example: str) -> None:
     page = (ROOT / "docs/how-to/your-own-script.md").read_text()

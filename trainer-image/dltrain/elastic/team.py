@@ -16,6 +16,7 @@ from dltrain.elastic.balance import Balance
 from dltrain.elastic.parameter_agreement import compare
 from dltrain.elastic.shrinking import Elastic, inherit
 from dltrain.models.deferred import initial_values
+from dltrain.optim.combined import parts_of
 from dltrain.optim.noise_scale import stride
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
@@ -119,7 +120,12 @@ class Team:
         model.
         """
         check_trained(model, optimizer)
-        optimizer.register_step_pre_hook(without_closure)
+        for one in parts_of(optimizer):
+            one.register_step_pre_hook(without_closure)
+        if len(parts_of(optimizer)) > 1:
+            # If a rank were lost in the second update of a step, nothing could undo the first, and the step could not
+            # be computed again.
+            self.elastic.active = False
         self.model, self._optimizer, self._sample = model, optimizer, sample
         self._device = device or next(model.parameters()).device
         self._rebuild()
@@ -133,6 +139,7 @@ class Team:
         parallelism strategy other than "Data".
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1 and not self.parallel.sharded
+        measures_square = measures_square and self.parallel.shares_square
         measures_square = measures_square and (always or step % stride(steps) == 0)
         self.parallel.square_at = WITHIN if measures_square else None
         return measures_square
@@ -302,13 +309,15 @@ class Team:
             made = fully_sharded(self.plan, self.process_group, self.model, self._optimizer, self._device, tail)
         elif self.plan.collective == "LayeredServer" and self.size > 1:
             made = layered_server(self.plan, self.process_group, self.model, self._optimizer, tail)
-        elif self.plan.collective == "DDP" and self.size > 1:
+        elif self.plan.collective == "DDP" and self.size > 1 and len(parts_of(self._optimizer)) == 1:
             from dltrain.parallel.pytorch.ddp import torch_data_parallel  # imports torch.distributed
 
             made = torch_data_parallel(self.plan, self.process_group, self.model, tail)
         else:
             parameters = list(self.model.parameters())
-            made = gradient_summing.data_parallel(self.plan, self.process_group, parameters, tail, self._parallel)
+            made = gradient_summing.data_parallel(
+                self.plan, self.process_group, parameters, self._optimizer, tail, self._parallel
+            )
         made.weight_at = WEIGHT
         self._parallel = made
         return made

@@ -214,12 +214,17 @@ def _in_backward_pass() -> bool:
 
 
 def _slots(optimizers: Any) -> int:
-    """Return how many values the optimizers store for a parameter: 0, 1 as with momentum, or 2 as Adam does."""
+    """Return how many values an optimizer stores for a parameter: 0, 1 as with momentum, or 2 as Adam does.
+
+    Of several optimizers, the one that stores most counts, so that plans do not request too little memory.
+    """
+    most = 0
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             alike = [value for value in state.values() if getattr(value, "shape", None) == parameter.shape]
-            return min(2, len(alike))
-    return 0
+            most = max(most, min(2, len(alike)))
+            break
+    return most
 
 
 def is_compiled() -> bool:

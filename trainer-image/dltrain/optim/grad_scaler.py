@@ -37,9 +37,14 @@ class Steps(Protocol):
     gradient is not finite. ``partial``: True if a further micro-batch of the step follows the current one.
     """
 
-    open: bool
-    left_out: bool
-    partial: bool
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def left_out(self) -> bool: ...
+
+    @property
+    def partial(self) -> bool: ...
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
         """Divide the gradients of the global batch by the loss scale. Return flags (see ``Found``) for all ranks.
@@ -57,6 +62,7 @@ class LossScale:
         self._scaler: GradScaler | None = None
         self._saved_scaler: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
+        self._updates: WeakKeyDictionary[Optimizer, tuple[Steps, Callable[[], None]]] = WeakKeyDictionary()
         self.skipped = 0
         """Number of skipped updates in this run."""
 
@@ -73,8 +79,17 @@ class LossScale:
         """
         global _newest
         _replace_methods()
-        self.steps, self.skip = steps, skipped
+        self._updates[optimizer] = steps, skipped
         _newest = _runs[optimizer] = ref(self)
+
+    def of(self, optimizer: Optimizer) -> tuple[Steps, Callable[[], None]]:
+        """Return the arguments of ``watch`` for ``optimizer``: the current step, and the function for skipped ones."""
+        return self._updates[optimizer]
+
+    @property
+    def partial(self) -> bool:
+        """True if a further micro-batch of the current step follows."""
+        return any(steps.open and steps.partial for steps, _ in self._updates.values())
 
     def meet(self, scaler: GradScaler) -> None:
         """Register the script's scaler when it first scales a loss, and restore its saved state."""
@@ -119,11 +134,11 @@ _newest: "ReferenceType[LossScale] | None" = None
 _replaced = False
 
 
-def _run_of(optimizer: Optimizer) -> LossScale | None:
-    """Return the ``LossScale`` of the trainer of ``optimizer``; None without a trainer or if no step is in progress."""
+def _update_of(optimizer: Optimizer) -> tuple[Steps, Callable[[], None]] | None:
+    """Return what ``watch`` got for ``optimizer``; None without a trainer or if no step is in progress."""
     found = _runs.get(optimizer)
     run = found() if found is not None else None
-    return run if run is not None and run.steps.open else None
+    return run.of(optimizer) if run is not None and run.of(optimizer)[0].open else None
 
 
 def _replace_methods() -> None:
@@ -150,24 +165,24 @@ def _replace_methods() -> None:
         self: GradScaler, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Found:
         divide = partial(unscale, self, optimizer, inv_scale, found_inf, allow_fp16)
-        if (run := _run_of(optimizer)) is None:
+        if (update := _update_of(optimizer)) is None:
             return divide()
         nothing = {found_inf.device: found_inf.clone()}
-        return run.steps.unscale(divide, nothing, self.get_scale(), float(inv_scale))
+        return update[0].unscale(divide, nothing, self.get_scale(), float(inv_scale))
 
     @wraps(step)
     def step_(
         self: GradScaler, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        if (run := _run_of(optimizer)) is not None and run.steps.left_out:
-            run.skip()
+        if (update := _update_of(optimizer)) is not None and update[0].left_out:
+            update[1]()
             return None
         return step(self, optimizer, optimizer_state, *args, **kwargs)
 
     @wraps(update)
     def update_(self: GradScaler, *args: Any, **kwargs: Any) -> None:
         run = _newest() if _newest is not None else None
-        if run is not None and run.watches(self) and run.steps.open and run.steps.partial:
+        if run is not None and run.watches(self) and run.partial:
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # so that ``step`` may come again
             return
         update(self, *args, **kwargs)

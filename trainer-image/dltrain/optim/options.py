@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dltrain.optim.combined import CombinedOptimizer
+
 
 def numbers(options: Any) -> Any:
     """Return the options of a parameter group, or one of them, with numbers in place of tensors."""
@@ -45,6 +47,10 @@ def load_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     torch takes each string in the state of a parameter for a container, and replaces it by the text of a generator
     object. This function restores these strings.
     """
+    if isinstance(optimizer, CombinedOptimizer):
+        for one, part in zip(optimizer.optimizers, optimizer.parts(saved), strict=True):
+            load_state(one, part)
+        return
     optimizer.load_state_dict(saved)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in saved["param_groups"] for index in group["params"]]

@@ -81,8 +81,8 @@ def _kind_of(parameters: Sequence[torch.nn.Parameter]) -> tuple[torch.dtype, tor
         raise MisuseError(
             f"model: found trainable parameters of several kinds: {found}; expected one dtype on one device, because "
             "ranks sum all gradients in one buffer. Convert the model before the optimizer is created, such as by "
-            "model.float() with t.autocast() for 16-bit computing, or set spec.collective: DDP, which sums each dtype "
-            "by itself. Frozen parameters may have any dtype"
+            "model.float() with t.autocast() for 16-bit computing, or set spec.parallelism.strategy: Data and "
+            "spec.collective: Auto, which sum each dtype by itself. Frozen parameters may have any dtype"
         )
     return next(iter(kinds))
 
@@ -134,7 +134,7 @@ class GradientBuffer:
             offset = bucket.start
             for parameter in (self.parameters[index] for index in bucket.parameters):
                 part = self.flat[offset : offset + parameter.numel()]
-                self.views.append(_like(parameter, part) if marked else part.view(parameter.shape))
+                self.views.append(memory_like(parameter, part) if marked else part.view(parameter.shape))
                 offset += parameter.numel()
         self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
         """The parts that are reduced: the buckets, the last one with marks and tail.
@@ -244,7 +244,7 @@ def check_graph(gradient: Tensor) -> None:
         )
 
 
-def _like(parameter: Tensor, part: Tensor) -> Tensor:
+def memory_like(parameter: Tensor, part: Tensor) -> Tensor:
     """Return a view of ``part`` in the parameter's memory format, such as channels_last.
 
     torch's fused optimizers reject gradients in another format, and its multi-tensor optimizers are slow with them.

@@ -37,3 +37,15 @@ def second_pass() -> MisuseError:
         "passes but the last. A layer that torch.utils.checkpoint computes several times in a step needs "
         "use_reentrant=False"
     )
+
+
+def uneven_updates(updates: int, micro_batches: int) -> MisuseError:
+    """Return the error for an optimizer whose step the script has not called once for each micro-batch.
+
+    ``updates``: number of calls in this step. ``micro_batches``: number of its micro-batches so far.
+    """
+    return MisuseError(
+        f"opt.step(): found {updates} calls in {micro_batches} micro-batches of t.steps(…, accumulate=True); expected "
+        "one call of each optimizer in each micro-batch, so that its gradients add up. Call the optimizer every time, "
+        "or turn off gradient accumulation (spec.parallelism.gradientAccumulation: Never)"
+    )

@@ -4,11 +4,12 @@
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dlcontract import Plan, Role
 from dltrain.comm.algorithms.single_rank import SingleRank
@@ -18,9 +19,10 @@ from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.core.shared_region import Memory
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO, choose
+from dltrain.optim.combined import CombinedOptimizer
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.placement import Strategy
-from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.protocol.rank_messages import Chosen, Summing
 from dltrain.protocol.reporter import RankReporter
 
@@ -40,24 +42,33 @@ def data_parallel(
     plan: Plan,
     process_group: ProcessGroup,
     parameters: list[torch.nn.Parameter],
+    optimizer: Optimizer,
     tail: int,
     before: Strategy | None = None,
-) -> DataParallel:
+) -> Strategy:
     """Create the data-parallel strategy of a plan: the gradient buffer and the collective that reduces it.
 
+    With several optimizers, or parameters of several dtypes, gradients are reduced in the step of each optimizer.
     ``tail``: number of values that ranks share at every step. ``before``: the strategy of the process group before it
     shrank, whose measurements of algorithms are reused. All ranks must call this together. Raise
     PeerLostError if a rank is lost, and BadInputError for gradient compression on a GPU.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove this field")
+    delayed = isinstance(optimizer, CombinedOptimizer) or _needs_several_dtypes(plan, parameters)
+    if delayed and plan.compression:
+        raise MisuseError(
+            f"spec.gradientCompression: found {plan.compression} with several optimizers, or parameters of several "
+            "dtypes; expected none, because only the gradients of one optimizer and dtype are compressed. Remove this "
+            "field"
+        )
     memory = Memory(process_group.comm if plan.measure_collective and process_group.size > 1 else None)
     measured = measured_by(before) if before is not None else None
     picks = measured.picks if measured is not None else None
 
     def collective(buffers: list[Tensor]) -> Collective:
         return choose(
-            AUTO if plan.measure_collective else plan.collective,
+            AUTO if plan.measure_collective else "Torch" if plan.collective == "DDP" else plan.collective,
             process_group.comm,
             buffers,
             segment_nbytes=plan.segment_nbytes,
@@ -69,6 +80,11 @@ def data_parallel(
             tail=tail,
         )
 
+    if delayed:
+        from dltrain.parallel.delayed.reduction import DelayedReduction
+
+        return DelayedReduction(parameters, optimizer, collective, tail, memory.zeros)
+
     def agreement(buffers: list[Tensor]) -> Collective:
         if process_group.size == 1:
             return SingleRank(buffers)
@@ -79,6 +95,12 @@ def data_parallel(
     nbytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     bucket_nbytes = min(plan.bucket_nbytes, max(_MIN_NBYTES, nbytes // _BUCKETS))
     return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros, agreement)
+
+
+def _needs_several_dtypes(plan: Plan, parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Return True if one buffer cannot reduce all gradients, or not in their dtype: numpy and MPI have no bfloat16."""
+    kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters if parameter.requires_grad}
+    return len({dtype for dtype, _ in kinds}) > 1 or ((torch.bfloat16, "cpu") in kinds and plan.collective != "Torch")
 
 
 def measured_by(parallel: Strategy) -> Auto | None:

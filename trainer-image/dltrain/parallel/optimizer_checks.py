@@ -16,7 +16,7 @@ def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
     if strange := [tuple(p.shape) for p in trained if p not in known]:
         raise MisuseError(
             f"optimizer: found parameters of shapes {strange} that are not the model's; expected only the model's. "
-            "Put all trained modules into one nn.Module"
+            "Pass all trained modules to t.wrap, as a list"
         )
 
 
@@ -28,8 +28,8 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
     if strange:
         raise MisuseError(
             f"optimizer: found parameters of shapes {[tuple(p.shape) for p in strange]} that the model did not have "
-            "in t.wrap; expected only the model's, because ranks reduce no other gradients. Create the whole model "
-            "before t.wrap, and freeze the parameters that you train later"
+            "in t.wrap (of several optimizers: this one); expected only those, because ranks reduce no other ones. "
+            "Create model and optimizers before t.wrap, and freeze the parameters that you train later"
         )
 
 

@@ -51,6 +51,9 @@ class Placement:
     Its methods also assemble the whole model and the whole optimizer state for checkpoints.
     """
 
+    shares_square = True
+    """True if the strategy can share the squared norms of local gradients (``square_at``), unless it is sharded."""
+
     sharded = False
     """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
 
@@ -248,6 +251,21 @@ class Strategy(Placement, ABC):
         ``weight``: the micro-batch's fraction of the global batch. Until the gradients are reduced, ``p.grad`` is None
         between backward passes, so that a script's ``zero_grad`` and clipping cannot change the accumulated gradients.
         """
+
+    def select(self, number: int) -> None:
+        """Let the next calls concern the gradients of optimizer ``number``, in the order of ``t.wrap``.
+
+        A step may have several updates, each of one optimizer. Most strategies have one optimizer, and do nothing.
+        """
+
+    def skip_update(self, number: int) -> None:
+        """Add up the gradients of optimizer ``number``, whose step the script has called before the last micro-batch.
+
+        The base class does nothing, because backward passes add up the gradients.
+        """
+
+    def updated(self) -> None:
+        """Record that the selected optimizer has applied its gradients, or left out its update."""
 
     @abstractmethod
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:

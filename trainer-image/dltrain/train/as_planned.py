@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from dltrain.checkpoint.state import check_optimizer_state
 from dltrain.elastic.team import NOT_WRAPPED, Team
 from dltrain.models.recomputation import has_run, recompute
+from dltrain.optim.combined import parts_of
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
 from dltrain.train.steps.mixed_precision import MixedPrecision
@@ -66,7 +67,8 @@ class AsPlanned(MixedPrecision):
         first, self._first_checked = not self._first_checked, True
         if first and self.plan.checkpoint.enabled:
             divided = self.plan.splits_model or self.plan.shards_model
-            check_optimizer_state(self.optimizer, self.model, divided=divided)
+            for optimizer in parts_of(self.optimizer):
+                check_optimizer_state(optimizer, self.model, divided=divided)
             self._team.parallel.check_divided_state(self.optimizer)
         if not first or not self._step.weight_by_samples:
             return  # a rank without samples has no loop

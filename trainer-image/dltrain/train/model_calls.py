@@ -5,11 +5,13 @@ with the parts of all ranks. With other strategies, they do what a script would 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
 from dltrain.elastic.ranks import Ranks
 from dltrain.models.deferred import deferred
@@ -19,12 +21,13 @@ from dltrain.parallel.model_split.pipeline import LossOf, Pipeline
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
 from dltrain.train.as_planned import AsPlanned
+from dltrain.train.steps import several
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class ModelCalls(AsPlanned, Ranks):
-    """The part of ``Trainer`` that creates and calls the model, or this rank's part of it."""
+    """The part of ``Trainer`` that creates and calls the model, or this rank's part of it, and clips gradients."""
 
     rank: int
 
@@ -95,6 +98,24 @@ class ModelCalls(AsPlanned, Ranks):
         if isinstance(parallel, ModelParallel) and not isinstance(parallel, Pipeline) and parallel.replicas.part:
             return None
         return outputs
+
+    def clip_gradients(self, max_norm: float, optimizer: Optimizer | None = None) -> float:
+        """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
+
+        This works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
+        ``optimizer``: that of the parameters, if there are several; otherwise, raise MisuseError.
+        """
+        limit, parallel = usage_checks.check_max_norm(max_norm), self.parallel
+        self._step.select(several.number_of(optimizer, self.optimizer))
+        return parallel.clip(limit)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Accumulate gradients over micro-batches without reducing them over ranks.
+
+        Use this context manager around every backward pass of a step except the last one, which reduces the accumulated
+        gradient.
+        """
+        return self.parallel.accumulating()
 
     def _check_model(self, call: str, model: nn.Module) -> None:
         if getattr(model, "_orig_mod", model) is not self.model:

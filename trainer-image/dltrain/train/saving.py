@@ -13,6 +13,7 @@ from dltrain.checkpoint.store import MODEL, OPTIMIZER, Extents, Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
+from dltrain.optim.combined import parts_of
 from dltrain.optim.options import constant, like
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.placement import Placement
@@ -30,18 +31,18 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
     Options that only one side has are accepted, because a newer version of torch may have added them. If each side has
     options that the other lacks, the checkpoint belongs to another kind of optimizer, which is an error.
     """
-    here = optimizer.param_groups
-    if len(kept) != len(here):
-        found, expected = f"{len(here)} groups of parameters", f"{len(kept)} groups"
-    else:
-        saved = {name for name, option in here[0].items() if not constant(option)}
-        options, theirs = saved - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
-        if options <= theirs or theirs <= options:
-            return
-        found = type(optimizer).__name__
-        expected = f"an optimizer with the options {', '.join(sorted(theirs - options))}"
     remedy = "use the optimizer that wrote the checkpoint, or another checkpoint volume"
-    raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
+    if len(kept) != len(optimizer.param_groups):
+        found, expected = f"{len(optimizer.param_groups)} groups of parameters", f"{len(kept)} groups"
+        raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
+    first = 0
+    for one in parts_of(optimizer):
+        saved = {name for name, option in one.param_groups[0].items() if not constant(option)}
+        options, theirs = saved - {"initial_lr"}, set(kept[first]) - {"initial_lr"}
+        if not (options <= theirs or theirs <= options):
+            expected = f"an optimizer with the options {', '.join(sorted(theirs - options))}"
+            raise BadInputError("spec.optimizer", type(one).__name__, f"{expected}, as in the checkpoint", remedy)
+        first += len(one.param_groups)
 
 
 class Saved(Protocol):

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -38,20 +37,22 @@ from dltrain.train.frozen_base import TRAINED, FrozenBase, check_save, frozen_ba
 from dltrain.train.model_calls import ModelCalls
 from dltrain.train.progress import Progress
 from dltrain.train.saving import EarlyEnd, Saved, Saving
-from dltrain.train.steps.batches import StepBatches, skip_partial_updates
+from dltrain.train.steps import several
+from dltrain.train.steps.batches import StepBatches
 from dltrain.train.steps.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.steps.normalization import warn_of_batch_norm, with_batch_norm
+from dltrain.train.steps.optimizer_updates import skip_partial, watch_updates
 from dltrain.train.steps.order import Order
 from dltrain.train.steps.step import Step, StepRequests
 from dltrain.train.steps.streams import Streams
-from dltrain.train.steps.update_hooks import UpdateHooks, others_noticed
+from dltrain.train.steps.update_hooks import others_noticed
 
-Model = TypeVar("Model", bound=nn.Module)
-Opt = TypeVar("Opt", bound=Optimizer)
+Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
+Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
 
 class Trainer(DataCalls, ModelCalls):
-    """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
+    """The training of one or several models together with the other ranks. ``dltrain`` shows how to use a Trainer."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
@@ -116,45 +117,47 @@ class Trainer(DataCalls, ModelCalls):
 
     def wrap(
         self,
-        model: Model,
-        optimizer: Opt,
+        model: Models,
+        optimizer: Optimizers,
         *,
         sync_batch_norm: bool | None = None,
         sample: Tensor | None = None,
         save: Literal["all", "trained"] = "all",
-    ) -> tuple[Model, Opt]:
+    ) -> tuple[Models, Optimizers]:
         """Move the model to this rank's device and let ranks reduce gradients before each ``optimizer.step()``.
 
-        All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
-        over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
-        rank's batch (default: as in the plan). ``sample``: inputs, at least one, from which a pipeline counts the cost
-        of each layer. ``save``: "trained" to leave the parameters that are frozen now out of checkpoints, such as for
-        LoRA; the script must then build them with the same values at each start. Raise MisuseError for invalid
-        arguments or on a second call, and BadInputError if the checkpoint belongs to another job or to a model with
-        other frozen parameters.
+        ``model``, ``optimizer``: one, or a list of several, as for a GAN; the result has the same form. Each of several
+        optimizers has parameters of its own, and ranks reduce their gradients in its step. All ranks start from equal
+        parameters, or from the newest checkpoint if there is one. The loss must be the mean over this rank's batch.
+        ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this rank's batch (default:
+        as in the plan). ``sample``: inputs, at least one, from which a pipeline counts the cost of each layer.
+        ``save``: "trained" to leave the parameters that are frozen now out of checkpoints, such as for LoRA; the script
+        must then build them with the same values at each start. Raise MisuseError for invalid arguments or on a second
+        call, and BadInputError if the checkpoint belongs to another job or to a model with other frozen parameters.
         """
-        usage_checks.check_wrapped(model, optimizer, sample, self._team)
+        whole, combined = several.checked(model, optimizer, sample, self._team)
         check_save(save)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
-        model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
-        self.model: nn.Module = model if self._team.places(model) else model.to(self.device)
-        self.optimizer: Optimizer = optimizer
+        whole = with_batch_norm(whole, self._team, self._step, synchronize=synchronize)
+        self.model: nn.Module = whole if self._team.places(whole) else whole.to(self.device)
+        self.optimizer: Optimizer = combined
         replicate(self.model, self.process_group)
         if save == TRAINED and self.plan.checkpoint.enabled:
             self._base = frozen_base(self.model, self.process_group)
-        self._team.take(self.model, optimizer, sample, self.device)
+        self._team.take(self.model, combined, sample, self.device)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
         self.progress.gradient_nbytes = self.parallel.gradient_nbytes
-        UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
-        self._loss_scale.watch(optimizer, self._step, self._after_update)
-        if (snapshot := self._saving.resume(self.model, optimizer, self._base)) is not None:
+        watch_updates(
+            self.model, combined, self._step, self._after_update, self._loss_scale, lambda: self._team.parallel
+        )
+        if (snapshot := self._saving.resume(self.model, combined, self._base)) is not None:
             self.step, self.epoch = snapshot.step, snapshot.state["epoch"]
             self._first = self.step
             self.settled = self.settled or self._saving.same_ranks(snapshot)
         self._base.watch(self.model)
         gradient_summing.report(self.parallel, self.reporter)
-        return model, optimizer
+        return several.like(model, self.model), optimizer
 
     def divide(self, dataset: Any) -> None:
         """Assign the shards of a sharded dataset to nodes, and set its number of classes. Otherwise, do nothing.
@@ -182,21 +185,6 @@ class Trainer(DataCalls, ModelCalls):
         its loss may be NaN.
         """
         self._step.weigh(tokens)
-
-    def clip_gradients(self, max_norm: float) -> float:
-        """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
-
-        This works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
-        """
-        return self.parallel.clip(usage_checks.check_max_norm(max_norm))
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients over micro-batches without reducing them over ranks.
-
-        Use this context manager around every backward pass of a step except the last one, which reduces the accumulated
-        gradient.
-        """
-        return self.parallel.accumulating()
 
     def finish(self) -> None:
         """End the training successfully after the current step.
@@ -257,7 +245,7 @@ class Trainer(DataCalls, ModelCalls):
         self.total_steps, unknown = self._early_end.total_steps(order.planned_steps, self.step), not order.planned_steps
         self._user_objects.close()
         if accumulate:
-            skip_partial_updates(self.optimizer, step)
+            skip_partial(self.optimizer, step, lambda: self._team.parallel)
             warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
         noticing = others_noticed(self.model, self.optimizer, self.rank)
         with noticing, StepBatches(order, micro_batches, lambda: self.shares, self.total_steps) as batches:
@@ -281,6 +269,8 @@ class Trainer(DataCalls, ModelCalls):
                 else:
                     for micro_batch, self.end_of_epoch in batches.each(step, batch):
                         yield micro_batch
+                if step.end():
+                    self._complete()
                 if step.open:
                     raise MisuseError(usage_checks.NO_UPDATE)
                 if step.given_up:
@@ -343,9 +333,13 @@ class Trainer(DataCalls, ModelCalls):
     def _after_update(self) -> None:
         """Count the current step after ``optimizer.step()``, unless the step was abandoned."""
         if self._step.updated():
-            self.step += 1
-            if self.end_of_epoch or self.complete:
-                self.progress.end_epoch()
+            self._complete()
+
+    def _complete(self) -> None:
+        """Count the current step, and announce a pause if it ends an epoch or the training."""
+        self.step += 1
+        if self.end_of_epoch or self.complete:
+            self.progress.end_epoch()
 
     def _lost(self) -> None:
         """Abandon the current step after the process group has shrunk, so that the remaining ranks compute it again."""

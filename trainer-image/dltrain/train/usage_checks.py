@@ -56,9 +56,8 @@ def check_wrapped(model: Any, optimizer: Any, sample: Any, team: Team) -> None:
         )
     if team.taken:
         raise MisuseError(
-            "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer. "
-            "A script with several optimizers, such as a GAN, runs with spec.trainer.framework Torchrun: wrap each "
-            "module in DistributedDataParallel in place of t.wrap"
+            "t.wrap: found a second call; expected one with all models and optimizers, whose state one checkpoint "
+            "contains. For a GAN: (gen, disc), (gen_opt, disc_opt) = t.wrap([gen, disc], [gen_opt, disc_opt])"
         )
     if team.splits_model:
         _check_split(model, sample, team.plan)
@@ -205,8 +204,8 @@ def warn_of_another_optimizer(kind: str, count: int) -> None:
     """Warn that an optimizer of the class ``kind`` has updated ``count`` parameters that are not the model's."""
     warnings.warn(
         f"t.steps: found an update by a second optimizer ({kind}) of {count} parameters that t.wrap does not know; "
-        "expected one optimizer, because ranks do not sum the gradients of other parameters, and checkpoints do not "
-        "have them. Put all trained modules into one nn.Module with one optimizer, or set trainer.framework: Torchrun",
+        "expected only optimizers of t.wrap, because ranks do not sum the gradients of other parameters, and "
+        "checkpoints do not have them. Pass all models and optimizers to t.wrap, as lists",
         stacklevel=4,
     )
 

@@ -96,10 +96,10 @@ class StepBatches:
         return parts[index] if index < len(parts) else Part(0, parts[0].indices[:0], 0.0, 0, False)
 
 
-def skip_partial_updates(optimizer: Optimizer, step: Step) -> None:
+def skip_partial_updates(optimizer: Optimizer, step: Step, skip: Callable[[], object]) -> None:
     """Replace ``optimizer.step`` by a function that updates the model only in the last micro-batch of a step.
 
-    In the other micro-batches, the function does nothing. If ``optimizer.step`` has been replaced already, leave it
+    In the other micro-batches, the function calls ``skip``. If ``optimizer.step`` has been replaced already, leave it
     unchanged. Optimizer hooks would not be enough, because they cannot prevent an update. Setting the gradients to None
     would not be enough either, because some optimizers still change their state.
     """
@@ -111,6 +111,7 @@ def skip_partial_updates(optimizer: Optimizer, step: Step) -> None:
     def last_update(*args: Any, **kwargs: Any) -> Any:
         if step.open and step.partial:
             step.skipped_update = True
+            skip()
             return None
         return update(*args, **kwargs)
 

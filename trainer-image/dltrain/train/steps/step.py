@@ -5,6 +5,7 @@ or to save therefore needs no extra message, and takes effect on all ranks in th
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -39,6 +40,17 @@ class StepRequests(NamedTuple):
     """True if this rank is able to copy the state to its pod's memory. This is information, not a request."""
     ending: bool = False
     """True if the next step is the last one of the epoch, because this rank's stream ends. This is information, too."""
+
+
+@dataclass
+class Update:
+    """What has happened to the gradients of one optimizer since its last update."""
+
+    received: bool = False
+    scale: float | None = None
+    """Loss scale, once a GradScaler has checked the gradients."""
+    left_out: bool = False
+    """True if the GradScalers of all ranks skip the update, because a gradient is not finite."""
 
 
 class Step:
@@ -78,8 +90,6 @@ class Step:
         """True if this rank sends a progress update to its agent after this step."""
         self.gradient_norm: float | None = None
         """Last finite gradient norm. It is measured if a progress update is due or if ranks agreed to save or stop."""
-        self.left_out = False
-        """True if the GradScalers of all ranks skip the update of this step, because a gradient is not finite."""
         self.partial = False
         """True in all but the last micro-batch of a step. The optimizer then makes no update."""
         self.skipped_update = False
@@ -92,9 +102,15 @@ class Step:
         """(Loss times weight, weight) of the current micro-batch and of the earlier ones, for the progress update."""
         self._tokens_before = 0.0
         """Sum of the weights that the script passed to ``weigh`` in earlier micro-batches of the step."""
-        self._received = False
-        self._scale: float | None = None
-        """Loss scale, once a GradScaler has checked this step's gradients."""
+        self._updates = [Update()]
+        """The updates of this step, in the order of the optimizers. ``_update``: the one of the selected optimizer."""
+        self._update = self._updates[0]
+        self._agreed = False
+        """True if ranks have exchanged the tail in this step, with the gradients of any optimizer."""
+        self._updated_some = False
+        """True if any of several optimizers has made an update in this step."""
+        self.unscaled = False
+        """True if a GradScaler has divided the gradients of this step by the loss scale."""
         self._carried_scale = 1.0
         """Loss scale that the residuals of gradient compression contain."""
         self._measuring = False
@@ -102,6 +118,18 @@ class Step:
         self._late = (0.0, 0.0)
         """(Loss times weight, weight) of a loss that was logged after the reduction. The next step reports it."""
         self._buffers_before: BufferCopies | None = None
+
+    def expect(self, optimizers: int) -> None:
+        """Let each of ``optimizers`` make any number of updates in a step, which ``end`` closes.
+
+        A step of one optimizer has one update, which closes it.
+        """
+        self._updates = [Update() for _ in range(optimizers)]
+
+    def select(self, number: int) -> None:
+        """Let the next calls concern the update of optimizer ``number``, in the order of ``t.wrap``."""
+        self._update = self._updates[number]
+        self._team.parallel.select(number)
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests, *, accumulates: bool = False) -> None:
         """Begin step ``number`` (counted from 0) of ``steps``.
@@ -126,8 +154,9 @@ class Step:
         self._carry()
         self._buffers_before = BufferCopies(team.model) if team.elastic.active else None
         self.open, self.given_up, self.logged_by_run = True, False, False
-        self.left_out = self._received = self._is_updated = False
-        self._scale = None
+        self._is_updated = self._agreed = self._updated_some = self.unscaled = False
+        self._updates = [Update() for _ in self._updates]
+        self._update = self._updates[0]
 
     def begin_micro_batch(self, part: Part, *, last: bool) -> None:
         """Begin a micro-batch of the step. ``part``: its samples. ``last``: True for the step's last micro-batch."""
@@ -162,6 +191,12 @@ class Step:
         Raise MisuseError for a negative or infinite number, and if the backward pass has begun.
         """
         usage_checks.check_divides_samples("t.weigh", self._team.plan)
+        if self._micro_batches and len(self._updates) > 1:
+            raise MisuseError(
+                "t.weigh: found a call in a micro-batch with several optimizers; expected losses that are means over "
+                "samples, because the numbers of tokens of different losses would be mixed. Use one optimizer, or turn "
+                "off gradient accumulation (spec.parallelism.gradientAccumulation: Never)"
+            )
         counted = usage_checks.check_tokens(tokens)
         # A rank without samples computes a sample of another rank. This sample must not count twice.
         self.weight = counted if self.weight_by_samples else 0.0
@@ -180,13 +215,13 @@ class Step:
             raise MisuseError(usage_checks.SECOND_UPDATE)
         if not self.open:
             return  # an update outside of the loop over steps: dltrain does nothing
-        if not self._receive() or self.left_out:
+        if not self._receive() or self._update.left_out:
             return
         team, parallel, agreed = self._team, self._team.parallel, self.agreed_step.shared
-        if self._scale is not None:
+        if self._update.scale is not None:
             parallel.whole()  # raises if the script has changed the gradient since
         if self._measuring:
-            within = agreed.within / (agreed.weight or 1.0) / (self._scale or 1.0) ** 2
+            within = agreed.within / (agreed.weight or 1.0) / (self._update.scale or 1.0) ** 2
             together = parallel.measured_norm**2
             self._scaling.observe(within, together, team.workers)
             self._noise.observe(within, together, team.workers)
@@ -210,9 +245,10 @@ class Step:
         parallel = self._team.parallel
         found = divide() or nothing
         parallel.unscaled(scale, scale * inverse)
-        self._scale = self._carried_scale = scale
-        self.left_out = parallel.any_rank(any(bool(part) for part in found.values()))
-        if self.left_out:
+        self._update.scale = self._carried_scale = scale
+        self.unscaled = True
+        self._update.left_out = parallel.any_rank(any(bool(part) for part in found.values()))
+        if self._update.left_out:
             if scale < LEAST:
                 what = f"at a loss scale of {scale:.2g}; expected finite ones. Check the loss and the learning rate"
                 raise DivergedError(f"gradients are not finite at step {self._number}, even {what}")
@@ -223,9 +259,9 @@ class Step:
         return found
 
     @property
-    def unscaled(self) -> bool:
-        """Return True if a GradScaler has divided the gradients of this step by the loss scale."""
-        return self._scale is not None
+    def left_out(self) -> bool:
+        """Return True if the GradScalers of all ranks skip the selected update, as a gradient is not finite."""
+        return self._update.left_out
 
     def _carry(self) -> None:
         """Multiply the residuals of gradient compression (rounding errors of earlier steps) to match a new loss scale.
@@ -242,7 +278,7 @@ class Step:
         Return True if the reduced gradients are there, False if the step was abandoned because ranks were lost. After a
         call has returned True, later calls in the same step do nothing and also return True.
         """
-        if self._received:
+        if self._update.received:
             return True
         usage_checks.check_weighed(self._weighed, self._micro_batches)
         team, parallel = self._team, self._team.parallel
@@ -257,15 +293,18 @@ class Step:
             team.continue_after_loss(self._number)
             return False
         self.watch.waited()
-        self.agreed_step = unpack(total, team.size)
-        agreed, exposed = self.agreed_step.shared, self.agreed_step.exposed
-        if agreed.weighed:
-            team.check_weights(agreed, self._number)
+        self._update.received = True
+        received = unpack(total, team.size)
+        if received.shared.weighed:
+            team.check_weights(received.shared, self._number)
+        if self._agreed:  # the values came with the first update of the step
+            return True
+        self._agreed, self.agreed_step = True, received
+        agreed, exposed = received.shared, received.exposed
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
         if agreed.logged:
             self._progress.add_loss(self._finite(agreed.loss / agreed.logged, "loss"))
         self.update_due = self._progress.due(last=self._last)
-        self._received = True
         return True
 
     def _finite(self, value: float, what: str) -> float:
@@ -278,12 +317,13 @@ class Step:
     def updated(self) -> bool:
         """Close the step after an update of the optimizer, and measure the time of the update.
 
-        Return True if the step is complete, False if it was already closed or was abandoned after a loss of ranks. With
-        a sharded optimizer, also exchange the updated parameters.
+        Return True if the step is complete, False if it was already closed, was abandoned after a loss of ranks, or may
+        have further updates of several optimizers. With a sharded optimizer, also exchange the updated parameters.
         """
         if not self.open:
             return False
-        self.open = False
+        several = len(self._updates) > 1
+        self.open = several
         if self.given_up:
             return False
         parallel = self._team.parallel
@@ -292,14 +332,29 @@ class Step:
             # there is no wait, so the update of a GPU overlaps with what the script does next.
             self._synchronize()
         self.watch.computed()
-        if self.left_out:
+        if self._update.left_out:
             self._loss_scale.skipped += 1
         else:
             parallel.spread()
             if parallel.sharded:
                 self._synchronize()
         self.watch.waited()
+        parallel.updated()
+        if several:
+            self._updates = [Update() if update is self._update else update for update in self._updates]
+            self._updated_some = True
+            return False
         self._is_updated = True
+        return True
+
+    def end(self) -> bool:
+        """Close the step of several optimizers after the script's work with the batch.
+
+        Return True if the step is complete, and False if it was closed already or if no optimizer has made an update.
+        """
+        if not self.open or not self._updated_some:
+            return False
+        self.open = False
         return True
 
     def give_up(self) -> None:

@@ -5,7 +5,7 @@ torch runs the hooks of an optimizer for each class that defines ``step``. If th
 before and after the inner call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dltrain.optim.combined import parts_of
 from dltrain.parallel.optimizer_checks import check_late
 from dltrain.train.usage_checks import warn_of_another_optimizer
 
@@ -26,19 +27,19 @@ class UpdateHooks:
 
     def __init__(
         self,
-        model: nn.Module,
+        parameters: Iterable[nn.Parameter],
         optimizer: Optimizer,
         before: Callable[[], object],
         after: Callable[[], object],
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
-        """Register the hooks with ``optimizer``. ``model``: the model that ``optimizer`` trains.
+        """Register the hooks with ``optimizer``. ``parameters``: those whose gradients ranks reduce.
 
         ``before``, ``after``: functions to call before and after an update. ``stands_in``: returns True for a parameter
         of a sharded optimizer that is a rank's part of a model parameter.
         """
         # The set refers to the parameters, so that they exist and no other object can get the same id.
-        self._tracked = {*model.parameters(), *_parameters(optimizer)}
+        self._tracked = {*parameters, *_parameters(optimizer)}
         self._known = {id(parameter) for parameter in self._tracked}
         self._depth = 0
         self._stands_in = stands_in
@@ -77,7 +78,7 @@ def others_noticed(model: nn.Module, optimizer: Optimizer, rank: int) -> Iterato
 
     def updated(other: Optimizer, *_: Any) -> None:
         nonlocal warned
-        if warned or other is optimizer:
+        if warned or other in parts_of(optimizer):
             return
         known = {id(parameter) for parameter in [*model.parameters(), *_parameters(optimizer)]}
         # Tensors that are no nn.Parameter, such as changed inputs, belong to one batch.
