@@ -11,7 +11,7 @@ from dljob.perf.step.backends import source
 from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
-from dljob.planner.types.texts import duration, gibibytes, grams, joules, of_which, plain
+from dljob.planner.types.texts import dollars, duration, gibibytes, grams, joules, of_which, plain
 
 BAR = 30
 UNLIKE = 1.1
@@ -45,9 +45,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cost(usd: float | None) -> str:
-    if usd is None:
-        return "-"
-    return f"${usd:.2f}" if usd >= 0.01 else "<$0.01"
+    return "-" if usd is None else dollars(usd)
 
 
 def _row(choice: Choice, chosen: bool) -> list[str]:
