@@ -83,6 +83,8 @@ def decision(found: Decision) -> list[str]:
     header = _header(found.chosen)
     lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
+    if found.links:
+        lines.append(f"Links:      {found.links}")
     lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
     if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s):
         lines.append(f"Training:   {duration(p.total_s)}{parts}")

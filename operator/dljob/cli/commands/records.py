@@ -19,8 +19,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "report",
         help="save the run report of a job that has ended",
         description="Save the run report of a job that has ended: a page with plots that needs no network, or its "
-        "data as JSON, with the energy and the cost of all attempts. A job with checkpoints also has the report, without "
-        "these, on its checkpoint volume, even while the job runs.",
+        "data as JSON, with the energy and the cost of all attempts. A job with checkpoints also has the report, "
+        "without these, on its checkpoint volume, even while the job runs.",
     )
     remote.add_namespace(report)
     remote.add_cluster(report)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dlcontract import RunPhase
 from dljob.cli import main
 from dljob.cli.commands import records
 from dljob.client.output.usage import text_with_usage, usage_of
@@ -17,7 +18,6 @@ from dljob.kube.kinds import CONFIG_MAP, Kind
 from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
-from dlcontract import RunPhase
 from support.trainer.plans import make_plan
 
 USAGE = {
@@ -51,9 +51,7 @@ class Cluster(Api):
         return {"metadata": {"name": name}, "status": {} if self.usage is None else {"usage": self.usage}}
 
 
-def printed(
-    cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
+def printed(cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(records.remote, "reach", lambda work: asyncio.run(work(cluster)))
     assert main(["report", "digits", "-n", "a", "-o", "-", *(["--json"] if kind == "json" else [])]) == 0
     return capsys.readouterr().out
