@@ -246,14 +246,6 @@ class PlanStatus(ApiModel):
             "further run."
         ),
     ] = None
-    links: Annotated[
-        str | None,
-        Field(
-            max_length=1024,
-            description="The slowest links between the ranks, with which their communication was predicted, and where "
-            "the figures come from. Unset for one rank and for model parallelism.",
-        ),
-    ] = None
     power_advice: Annotated[
         str | None,
         Field(

@@ -153,7 +153,6 @@ def plan_status(
         trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
         next_measurement=decision.next_measurement,
         power_advice=decision.power_advice[:MAX_ADVICE] if decision.power_advice else None,
-        links=decision.links and decision.links[:MAX_ADVICE],
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
         placement=explanation(decision),
         defaults=defaults or None,
