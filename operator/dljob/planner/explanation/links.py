@@ -22,8 +22,7 @@ def links_text(parts: Sequence[Part]) -> str | None:
     if sum(nodes) == 1:
         source = ", measured" if "measured" in link.name else ""
         return f"within the node {rate(link.bandwidth_Bps)}, {latency}{source}"
-    narrow = [part.option.label for part in parts if part.option.links[1][0].name == link.name]
-    own = [part for part in parts if part.option.links[1][0].bandwidth_Bps == link.bandwidth_Bps]
-    of = f", that of {own[0].option.label}" if len(parts) > 1 and own and narrow else ""
+    slow = [part for part in parts if part.option.links[1][0].bandwidth_Bps == link.bandwidth_Bps]
+    of = f", that of {slow[0].option.label}" if 0 < len(slow) < len(parts) else ""
     text = f"between nodes {rate(link.bandwidth_Bps)}, {latency} ({link.name}{of})"
     return f"{text}; within a node {rate(link.inside_Bps)}" if isfinite(link.inside_Bps) else text
