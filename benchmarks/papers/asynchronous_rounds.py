@@ -4,9 +4,9 @@
 
 Real workers and a real parameter server train as in ``synchronization.py``; only the workers' computing is a pause. A
 server that applies no gradient gives the time of the messages. An SGD update of the same parameters in this process
-gives the speed of memory. Everything else is predicted: ``perf.step.compute.update_s`` gives the server's update with
-each optimizer, and ``perf.step.asynchronous.round_of`` the round. ``--check`` fails (exit code 1) if a predicted round
-is off by more than 10 %.
+gives the speed of memory. Everything else is predicted: the server's update with each optimizer moves as many bytes as
+in ``perf.step.compute.update_s``, and ``perf.step.asynchronous.round_of`` gives the round. ``--check`` fails (exit code
+1) if a predicted round is off by more than 10 %.
 """
 
 import argparse

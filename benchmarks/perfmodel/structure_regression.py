@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.perfmodel.models.positive_fit import positive_fit
 from benchmarks.perfmodel.scoring.scoring import Floats, ape, mean, median, over_workloads, p90
 from benchmarks.perfmodel.scoring.table import Cell, Table, machine
 from torch import nn
@@ -32,7 +33,6 @@ from dlcontract.hardware import ReferenceNet
 from dlcontract.structures import MIN_STRUCTURES, structures
 from dljob.calibrate.hardware import workload_of
 from dljob.cluster import catalogue
-from dljob.perf.fit.fitting import positive_fit
 from dljob.perf.resources import memory
 from dljob.perf.step.compute import regressed, roofline
 from dljob.perf.workload import structure

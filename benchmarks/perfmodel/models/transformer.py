@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
+from benchmarks.perfmodel.models.positive_fit import positive_fit
 
-from dljob.perf.fit.fitting import Floats, checked, positive_fit, posterior, radial
+from dljob.perf.fit.fitting import Floats, checked, posterior, radial
 
 VOCABULARY = 51_200
 """GPT-2's 50,257 tokens, padded for tensor parallelism."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
-from benchmarks.perfmodel.models.probes import with_probes
+from benchmarks.perfmodel.models.probes import next_probe, with_probes
 from benchmarks.perfmodel.scoring.compare import compared
 from benchmarks.perfmodel.scoring.scoring import Floats, ape
 from benchmarks.perfmodel.scoring.table import Options, Table
 
 from dljob.perf.fit.few_points import line
-from dljob.perf.fit.new_device import Point, Sheet, next_probe, seconds
+from dljob.perf.fit.new_device import Point, Sheet, seconds
 
 Rows = Mapping[tuple[str, str, int], float]
 """(device, workload, batch) → seconds."""

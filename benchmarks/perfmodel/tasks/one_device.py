@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from benchmarks.perfmodel.models.few_points import through
 from benchmarks.perfmodel.scoring.compare import compared
 from benchmarks.perfmodel.scoring.scoring import Floats, ape
 from benchmarks.perfmodel.scoring.table import Options, Table
 
-from dljob.perf.fit.few_points import line, through
+from dljob.perf.fit.few_points import line
 
 Curves = Mapping[tuple[str, str], Mapping[int, float]]
 """(device, workload) → batch → seconds."""

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
+from benchmarks.perfmodel.models.few_points import through
 from benchmarks.perfmodel.scoring.compare import compared
 from benchmarks.perfmodel.scoring.scoring import Floats
 from benchmarks.perfmodel.scoring.table import Options, Table
 from benchmarks.perfmodel.tasks import one_device
 
 from dljob.perf.fit.curve import Curve, nondecreasing
-from dljob.perf.fit.few_points import line, through
+from dljob.perf.fit.few_points import line
 from dljob.planner.candidates.batch_split import Kind, split
 
 SIZES = 12

@@ -11,6 +11,7 @@ from dljob.api.script_profile import MAX_MEMORY, MeasuredMemory, ObservedStructu
 MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
 MAX_NOTE = 512
+MAX_LINKS = 32
 
 
 class ComputePoint(FiniteModel):
@@ -261,6 +262,9 @@ class HardwareProfile(FiniteModel):
     network_link: Annotated[ProbedLink | None, Field(description="TCP link between two pods on different nodes.")] = (
         None
     )
+    links_to: Annotated[
+        dict[str, ProbedLink], Field(max_length=MAX_LINKS, description="TCP links to nodes of other types, by type.")
+    ] = {}
     crowded: Annotated[
         float, Field(ge=1, description="Elapsed time of steps on one core, divided by their CPU time.")
     ] = 1.0

@@ -11,7 +11,7 @@ from dljob.perf.step.backends import source
 from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
-from dljob.planner.types.texts import duration, gibibytes, grams, joules, of_which, plain
+from dljob.planner.types.texts import dollars, duration, gibibytes, grams, joules, of_which, plain
 
 BAR = 30
 UNLIKE = 1.1
@@ -45,9 +45,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cost(usd: float | None) -> str:
-    if usd is None:
-        return "-"
-    return f"${usd:.2f}" if usd >= 0.01 else "<$0.01"
+    return "-" if usd is None else dollars(usd)
 
 
 def _row(choice: Choice, chosen: bool) -> list[str]:
@@ -85,6 +83,8 @@ def decision(found: Decision) -> list[str]:
     header = _header(found.chosen)
     lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
+    if found.links:
+        lines.append(f"Links:      {found.links}")
     lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
     if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s):
         lines.append(f"Training:   {duration(p.total_s)}{parts}")

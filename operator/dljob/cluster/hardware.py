@@ -62,6 +62,8 @@ class Hardware:
     """Latency and bandwidth of messages between two ranks of a node."""
     far: LinkSpeed | None = None
     """Latency and bandwidth of messages between two pods on different nodes."""
+    between: tuple[tuple[str, LinkSpeed], ...] = ()
+    """(other device type, latency and bandwidth of messages to a pod on one of its nodes)."""
     background_cpu: float = 0.0
     """CPUs that other processes used while the probe ran; 0 if this was not measured."""
     node_cpu: float = 0.0
@@ -82,6 +84,10 @@ class Hardware:
         if device.kind == "cpu" and self.near is not None:
             changed = replace(changed, peer_bandwidth_Bps=self.near.bandwidth_Bps)
         return changed
+
+    def link_to(self, device: str) -> LinkSpeed | None:
+        """Return the measured link to nodes of another device type; None if it was not measured."""
+        return dict(self.between).get(device)
 
     def left(self, cpu: float, nodes: int = 1) -> float:
         """Return how many of ``cpu`` CPUs other processes leave to the ranks of ``nodes`` nodes that share these CPUs.
@@ -123,6 +129,11 @@ class Hardware:
             disk_write_Bps=_believed_rate("writes to disk", self.disk_write_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
             far=_believed_link("link between nodes", self.far, doubts),
+            between=tuple(
+                (to, link)
+                for to, found in self.between
+                if (link := _believed_link(f"link to nodes of {to}", found, doubts)) is not None
+            ),
             background_cpu=background_cpu,
             doubts=tuple(doubts),
         )

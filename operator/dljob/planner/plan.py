@@ -36,6 +36,7 @@ from dljob.planner.explanation.explain import (
     warning,
 )
 from dljob.planner.explanation.infeasible import nothing_fits, too_few, wrong_ranks
+from dljob.planner.explanation.links import links_text
 from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.precision import precision_reason
 from dljob.planner.explanation.recomputation import recomputation_reason
@@ -215,7 +216,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += model_parallel_refusals(request, chosen, kept, candidates)
     refusals += too_late(request, chosen, candidates)
     refusals += slower(request, chosen, kept, candidates)
-    measure = None
+    measure = links = None
     advice: tuple[str | None, tuple[PowerLimit, ...]] = (None, ())
     if parts := next(parts for parts, c in found if c is chosen):
         used = recomputation.of_choice(workload, chosen)
@@ -228,6 +229,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         )
         refusals += strategy_search.others(request, chosen, parts, used)
         advice = power_limits(request, chosen, parts, used)
+        links = links_text(parts)
         option = parts[0].option.single or parts[0].option
         measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option, used)
     unique = tuple(dict.fromkeys(refusals))
@@ -239,6 +241,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         measure,
         power_advice=advice[0],
         power_limits=advice[1],
+        links=links,
         trade_offs=front(chosen, choices, objective.INDISTINCT),
         checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store),
         precision_reason=precision_reason(request, chosen, choices),

@@ -49,6 +49,7 @@ def _advanced(old: Usage, rate: UsageRate, report: Report | None, site: Site, no
     begin = old.time.astimezone(UTC)
     begin_s = 3600.0 * begin.hour + 60.0 * begin.minute + begin.second
     carbon_g = site.energy.carbon.grams(modelled_J + measured_J, begin_s, seconds)
+    usd = site.prices.with_energy_usd(old.rate.cost_per_hour * seconds / 3600, measured_J)
     counters = report.energy if report is not None else None
     return Usage(
         time=now,
@@ -57,7 +58,7 @@ def _advanced(old: Usage, rate: UsageRate, report: Report | None, site: Site, no
         energy_joules=round(old.energy_joules + modelled_J + measured_J, 1),
         energy_source=_source(old, counters),
         counted_joules=old.counted_joules if counters is None else counters.joules,
-        cost=round(old.cost + old.rate.cost_per_hour * seconds / 3600, 6),
+        cost=round(old.cost + usd, 6),
         carbon_grams=None if old.carbon_grams is None else round(old.carbon_grams + carbon_g, 3),
     )
 
@@ -101,9 +102,13 @@ def _rate(parsed: ParsedJob, accepted: StoredPlan | None, site: Site) -> UsageRa
     report = parsed.report
     counted = report is not None and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number
     part = report.energy.part if counted and report is not None and report.energy is not None else 0.0
+    rest_W = (1 - part) * watts + part * min(watts, hosts_W)
+    usd_per_s = max(
+        0.0, usd_per_s - site.prices.with_energy_usd(0.0, watts - rest_W)
+    )  # ``_advanced`` adds what counts.
     return UsageRate(
         devices=round(share * sum(_count(group) for group, _ in devices), 3),
-        watts=round(share * ((1 - part) * watts + part * min(watts, hosts_W)), 2),
+        watts=round(share * rest_W, 2),
         cost_per_hour=round(share * usd_per_s * 3600, 6),
     )
 

@@ -10,6 +10,7 @@ from dljob.client.errors import BadInputError
 from dljob.client.model_copy import CopyOptions, copy_model
 from dljob.client.output.live_logs import OVER, Following
 from dljob.client.output.records import output_of, ranks_of, report_data_of, report_of
+from dljob.client.output.usage import data_with_usage, text_with_usage, usage_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
 from dljob.sdk.session import Session, translated
@@ -152,18 +153,19 @@ class Job:
                     yield text
 
     def report(self) -> dict[str, Any]:
-        """Return the data of the run report of a job that has ended.
+        """Return the data of the run report of a job that has ended, with what all its attempts have used.
 
         Raise DLJobError if there is none, or if it is damaged.
         """
-        return self._stored(_readable(report_data_of, self._records()))
+        return data_with_usage(self._stored(_readable(report_data_of, self._records())), usage_of(self.manifest))
 
     def report_html(self) -> str:
-        """Return the run report of a job that has ended as a page with plots.
+        """Return the run report of a job that has ended as a page with plots, and with what its attempts have used.
 
         Raise DLJobError if there is none, or if it is damaged.
         """
-        return self._stored(_readable(report_of, self._records(), "html"))
+        page = self._stored(_readable(report_of, self._records(), "html"))
+        return text_with_usage(page, "html", usage_of(self.manifest))
 
     def _stored(self, report: T | None) -> T:
         if report is None:

@@ -266,6 +266,15 @@ def test_hardware_off_by_100_has_one_warning_and_a_bounded_plan() -> None:
     assert found.chosen.prediction.compute_s <= 10 * 1.05 * sheet.chosen.prediction.compute_s
 
 
+def test_hardware_that_seems_too_slow_for_the_plan_is_named_too() -> None:
+    """Fixed bug: nobody learned why the plan left out nodes whose probe had been disturbed."""
+    cluster = view({"count": 2, "cpu": 4, "memory": "8Gi", "device": "a"}, {"count": 2, "cpu": 4, "memory": "8Gi"})
+    slow = Learned(hardware=Hardware(factors=TimeFactors(*[25.0] * 6)).believed(core=CORE))
+    found = decided(DIGITS, cluster, {(KEY, "a"): slow})
+    assert {group.device for group in found.chosen.groups} == {"cpu"}
+    assert found.warning is not None and found.warning.startswith("hardware profile of a: factors: found")
+
+
 def test_the_name_of_a_hardware_profile_is_no_model_of_a_job() -> None:
     assert profile_name(KEY, "node").startswith("hardware-node-")
     with pytest.raises(ValueError, match="expected one of"):

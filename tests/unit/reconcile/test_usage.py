@@ -112,6 +112,23 @@ def test_counters_replace_the_prediction_of_what_they_measure() -> None:
     assert usage(third).energy_joules - usage(second).energy_joules == pytest.approx(140), "the sum began again at 0"
 
 
+def test_energy_that_counters_have_measured_has_its_price() -> None:
+    """Fixed bug: the predicted energy was paid, also where counters had measured it."""
+
+    def cost(joules: float, **prices: float) -> float:
+        config = replace(CONFIG, job_defaults=parse_defaults({"prices": prices} if prices else {}))
+        first = seen()
+        placed = settled(after(first, reconcile(first, config, NOW)))
+        observed = reported(placed, step=20, energy=MeasuredEnergy(joules=0.0, part=1.0))
+        begun = reconcile(observed, config, NOW)
+        ended = reported(after(observed, begun), step=30, energy=MeasuredEnergy(joules=joules, part=1.0))
+        return usage(reconcile(ended, config, NOW + timedelta(hours=1))).cost - usage(begun).cost
+
+    free, one, two = cost(0.0, usdPerKwh=10.0), cost(J_PER_KWH, usdPerKwh=10.0), cost(2 * J_PER_KWH, usdPerKwh=10.0)
+    assert one - free == pytest.approx(1.4 * 10.0) and two - free == pytest.approx(2 * 1.4 * 10.0)
+    assert free == pytest.approx(cost(J_PER_KWH), rel=1e-3), "the devices have their price besides"
+
+
 def test_counters_of_all_devices_are_measured_energy() -> None:
     observed = reported(started(), step=20, energy=MeasuredEnergy(joules=10.0, part=1.0))
     first = after(observed, step(observed, 1))

@@ -38,10 +38,12 @@ def curves(document: Document) -> Iterator[Value]:
             yield Value(f"logged/{name}", value, logged.step, logged.unix_s)
 
 
-def settings(document: Document) -> dict[str, str | int]:
-    """Return what identifies a run beside its job's name: its model, data and plan."""
+def settings(document: Document) -> dict[str, str | int | float]:
+    """Return what identifies a run beside its job's name: its model, data and plan, and what it has used if known."""
     last = document.plans[-1] if document.plans else None
     planned: dict[str, str | int] = {} if last is None else {"ranks": last.ranks, "collective": last.collective}
+    usage = document.usage
+    used = {} if usage is None else {"energy_J": usage.energy_J, "cost_usd": usage.cost_usd, "carbon_g": usage.carbon_g}
     return {
         "namespace": document.namespace,
         "uid": document.uid,
@@ -50,6 +52,7 @@ def settings(document: Document) -> dict[str, str | int]:
         "global_batch": document.global_batch,
         "seed": document.seed,
         **planned,
+        **{name: value for name, value in used.items() if value is not None},
     }
 
 

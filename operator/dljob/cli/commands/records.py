@@ -10,7 +10,8 @@ from pathlib import Path
 from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.client.errors import BadInputError
-from dljob.client.output.records import job_is_missing, logs_of, report_of
+from dljob.client.output.records import job_is_missing, job_of, logs_of, report_of
+from dljob.client.output.usage import text_with_usage, usage_of
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,7 +19,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "report",
         help="save the run report of a job that has ended",
         description="Save the run report of a job that has ended: a page with plots that needs no network, or its "
-        "data as JSON. A job with checkpoints also has the report on its checkpoint volume, even while the job runs.",
+        "data as JSON, with the energy and the cost of all attempts. A job with checkpoints also has the report, "
+        "without these, on its checkpoint volume, even while the job runs.",
     )
     remote.add_namespace(report)
     remote.add_cluster(report)
@@ -41,6 +43,7 @@ def save_report(given: argparse.Namespace) -> int:
             f"{given.job}: found no run report in ConfigMap {name} of namespace {namespace}; expected a job that has "
             "ended, with this or a later trainer image. While the job runs, copy the report from its checkpoint volume"
         )
+    text = text_with_usage(text, kind, usage_of(remote.reach(lambda api: job_of(api, namespace, given.job))))
     if given.output == "-":
         sys.stdout.write(text)
         return 0

@@ -30,6 +30,20 @@ async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
     return found
 
 
+async def job_of(api: Any, namespace: str, job: str) -> Mapping[str, Any]:
+    """Return a DLJob as an API object; an empty mapping if it does not exist, or if the user may not read it."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+
+    try:
+        found: Mapping[str, Any] = await api.get(DLJOB, namespace, job)
+    except ApiError as error:
+        if not (error.not_found or error.forbidden):
+            raise
+        return {}
+    return found
+
+
 async def job_is_missing(api: Any, namespace: str, job: str) -> bool:
     """Return True if the namespace has no such DLJob; False also if the user may not read it."""
     from dljob.kube import ApiError

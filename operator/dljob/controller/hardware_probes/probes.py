@@ -27,6 +27,7 @@ from dljob.render.helpers.probe import (
     DEVICE_ANNOTATION,
     LINK_ANNOTATION,
     NODE_ANNOTATION,
+    PEER_DEVICE_ANNOTATION,
     PROBE_LABEL,
     ProbeImage,
     link_client_pod,
@@ -122,8 +123,8 @@ class HardwareProbes:
         learned = learned_by_model(profiles, self._namespace)
         known = {key: each for key, each in learned.items() if not (key[0] == KEY and key[1] in changed)}
         measured = {device for key, device in known if key == KEY and hardware_of(device, known) is not None}
-        links = unmeasured_links(profiles) & measured if self._links else set()
-        self._tries.restart(lambda subject: subject.device in links if subject.link else subject.device not in measured)
+        links = {ends for ends in unmeasured_links(profiles) if measured.issuperset(ends)} if self._links else set()
+        self._tries.restart(lambda subject: subject.ends in links if subject.link else subject.device not in measured)
         for pod in pods:  # Those that a former leader has started count, too.
             began = now - timedelta(seconds=pod.age_s)
             if pod.name in self._unanswered:
@@ -334,4 +335,5 @@ def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:
         link=str(marks.get(LINK_ANNOTATION, "")),
         client_node=str(marks.get(CLIENT_NODE_ANNOTATION, "")),
         address=str(status.get("podIP") or ""),
+        other=str(marks.get(PEER_DEVICE_ANNOTATION, "")),
     )

@@ -58,7 +58,7 @@ async def _hardware(api: Api, cache: Cache, pod: ProbePod, now: datetime, softwa
 
 async def _link(api: Api, cache: Cache, pod: ProbePod, now: datetime) -> str:
     try:
-        status = link_status(pod.message, now)
+        status = link_status(pod.message, now, pod.other)
     except ValueError as error:
         raise _unusable(pod, error) from None
     name = profile_name(KEY, pod.device)
@@ -86,9 +86,11 @@ def _status_of(cache: Cache, name: str) -> Mapping[str, Any]:
 
 
 def _with_former_link(former: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the new status of a profile with the former link between nodes, which plans use until the next one.
+    """Return the new status of a profile with the former links between nodes, which plans use until the next ones.
 
     Everything else of the former measurement is replaced.
     """
-    link = (former.get("hardware") or {}).get("networkLink")
-    return status if link is None else {**status, "hardware": {"networkLink": link, **status["hardware"]}}
+    before = former.get("hardware") or {}
+    links = {name: before[name] for name in ("networkLink", "linksTo") if name in before}
+    new = {name: value for name, value in status["hardware"].items() if name != "linksTo"}
+    return {**status, "hardware": {**links, **new}}

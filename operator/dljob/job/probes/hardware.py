@@ -159,6 +159,10 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
         disk_write_Bps=profile.disk_write_bytes_per_second,
         near=link(profile.node_link),
         far=link(profile.network_link),
+        between=tuple(
+            (to, LinkSpeed(each.latency_seconds, each.bandwidth_bytes_per_second))
+            for to, each in sorted(profile.links_to.items())
+        ),
         background_cpu=profile.background_cores or 0.0 if profile.kind == "cpu" else 0.0,
         node_cpu=float(profile.node_cores),
     ).believed(sheet.assumed, core=sheet if sheet.kind == "cpu" else None)

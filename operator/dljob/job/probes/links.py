@@ -1,41 +1,59 @@
-"""Translate between a measured link, its DLProfile and the types whose link is to be measured. No I/O."""
+"""Translate between a measured link, its DLProfile and the links that are to be measured. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 from pydantic import ValidationError
 
 from dlcontract.hardware import LinkRate
 from dljob.api import DLProfileStatus
-from dljob.api.profile import ProbedLink
+from dljob.api.profile import MAX_LINKS, HardwareProfile, ProbedLink
 from dljob.job.probes.changes import own_statuses
+from dljob.planner.candidates.pools import kind_of
+
+Ends = tuple[str, str]
+"""Device types of the two nodes of a link, in alphabetical order. They are equal for a link within a type."""
 
 
-def unmeasured_links(profiles: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the device types whose hardware was measured, but since then no network between two of their nodes.
+def unmeasured_links(profiles: Iterable[Mapping[str, Any]]) -> set[Ends]:
+    """Return the ends of the links between nodes that were not measured since the hardware of both types was measured.
 
-    ``profiles``: DLProfile objects. Only those that the operator itself writes count, and only valid ones.
+    These are links between nodes of one type, and between nodes of two types that a plan may use together: of one kind
+    (CPUs, or GPUs of a vendor). ``profiles``: DLProfile objects. Only those that the operator itself writes count, and
+    only valid ones.
     """
-    found = set()
+    found, measured = set(), dict[str, tuple[HardwareProfile, datetime]]()
     for device, stored in own_statuses(profiles):
         try:
             status = DLProfileStatus.model_validate(stored, extra="ignore")
         except ValidationError:
             continue  # Edited by hand.
-        if status.hardware is None or status.updated is None:
+        if status.hardware is not None and status.updated is not None:
+            measured[device] = status.hardware, status.updated
+    for device, (hardware, updated) in measured.items():
+        if _is_due(hardware.network_link, updated):
+            found.add((device, device))
+    for (device, (hardware, updated)), (other, (beside, later)) in combinations(sorted(measured.items()), 2):
+        full = len(hardware.links_to) >= MAX_LINKS and other not in hardware.links_to
+        if full or kind_of(device, hardware.kind == "gpu") != kind_of(other, beside.kind == "gpu"):
             continue
-        link = status.hardware.network_link
-        if link is None or link.measured is None or link.measured < status.updated:
-            found.add(device)
+        if _is_due(hardware.links_to.get(other), max(updated, later)):
+            found.add((device, other))
     return found
 
 
-def link_status(message: str, now: datetime) -> dict[str, Any]:
+def _is_due(link: ProbedLink | None, since: datetime) -> bool:
+    return link is None or link.measured is None or link.measured < since
+
+
+def link_status(message: str, now: datetime, other: str = "") -> dict[str, Any]:
     """Return the part of a profile's status with the link that a probe has measured.
 
-    ``message``: the probe's document. Raise ValueError if it is not one.
+    ``message``: the probe's document. Raise ValueError if it is not one. ``other``: device type of the other node;
+    empty: the profile's own.
     """
     rate = LinkRate.model_validate_json(message)
     link = ProbedLink(latency_seconds=rate.latency_s, bandwidth_bytes_per_second=rate.Bps, measured=now)
-    return {"hardware": {"networkLink": link.manifest()}}
+    return {"hardware": {"linksTo": {other: link.manifest()}} if other else {"networkLink": link.manifest()}}

@@ -21,9 +21,9 @@ MAX_REASONS = 4
 
 @dataclass(frozen=True)
 class Target:
-    """A device type to measure on ``node``. ``peer``: another node of the type for the link; None if there is none.
+    """A device type to measure on ``node``. ``peer``: another node for the link; None if there is none.
 
-    ``cpu``: free CPUs of the node.
+    ``cpu``: free CPUs of the node. ``other``: device type of the peer; empty: the same type.
     """
 
     device: str
@@ -31,6 +31,7 @@ class Target:
     node: str
     cpu: float
     peer: str | None = None
+    other: str = ""
 
 
 def probe_targets(
@@ -79,26 +80,37 @@ def probe_targets(
 
 
 def link_target(
-    view: ClusterView, device: str, busy: Collection[str], tolerations: Sequence[Mapping[str, object]] = ()
+    view: ClusterView,
+    device: str,
+    busy: Collection[str],
+    tolerations: Sequence[Mapping[str, object]] = (),
+    other: str = "",
 ) -> Target | None:
-    """Return the two idle nodes of a device type between which to measure the network; None if there are none.
+    """Return the two idle nodes of device types between which to measure the network; None if there are none.
 
-    Nodes on different machines come first: the link within a machine is not that of the network. If an annotation
-    gives the bandwidth of a node of the type, its administrator knows the network, and there is no target. ``busy``:
-    names of nodes with pods of jobs or probes; these nodes, and others on their machines, are left out.
+    Nodes on different machines come first: the link within a machine is not that of the network. If annotations give
+    the bandwidth of nodes of both types, their administrator knows the network, and there is no target. ``busy``: names
+    of nodes with pods of jobs or probes; these nodes, and others on their machines, are left out. ``other``: type of
+    the second node; empty: that of the first.
     """
-    nodes = [node for node in view.nodes if node.device == device]
-    if any(node.link_bandwidth_Bps is not None for node in nodes):
+    nodes, others = ([node for node in view.nodes if node.device == each] for each in (device, other or device))
+    if all(any(node.link_bandwidth_Bps is not None for node in each) for each in (nodes, others)):
         return None
     near = neighbours(view.nodes, busy)
-    idle = [node for node in nodes if _obstacle(node, busy, near, tolerations, idle=True) is None]
-    if len(idle) < 2:
+
+    def idle(among: Sequence[Node]) -> list[Node]:
+        found = [node for node in among if _obstacle(node, busy, near, tolerations, idle=True) is None]
+        return sorted(found, key=lambda node: (-node.free_cpu, node.name))
+
+    if not (able := idle(nodes)):
         return None
-    idle.sort(key=lambda node: (-node.free_cpu, node.name))
-    first = idle[0]
-    beside = neighbours(nodes, [first.name])
-    second = min(idle[1:], key=lambda node: node.name in beside)
-    return Target(device, first.is_gpu, first.name, first.free_cpu, second.name)
+    first = able[0]
+    beside = neighbours(view.nodes, [first.name])
+    seconds = [node for node in idle(others) if node != first]
+    if not seconds:
+        return None
+    second = min(seconds, key=lambda node: node.name in beside)
+    return Target(device, first.is_gpu, first.name, first.free_cpu, second.name, other)
 
 
 def _listed(reasons: Sequence[str]) -> str:

@@ -75,12 +75,12 @@ def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Se
     ``sheets``: data sheet of each device, by name. Raise ValueError if a device has no sheet, if a time or a batch is
     not finite and above 0, if no known point has the workload of an asked point, or if ``known`` or ``asked`` is empty.
     """
-    points = _points(sheets, known, asked)
+    points = valid_points(sheets, known, asked)
     times = checked("known seconds", list(known.values()))
     logs = _logs(sheets, points)
     prior = -logs @ np.array([PEAK_PART, BANDWIDTH_PART])
     prior += np.median(np.log(times) - prior[: len(known)])
-    covariance = _covariance(points, logs, _vendors(sheets, points))
+    covariance = covariance_of(sheets, points)
     n = len(known)
     residuals = np.log(times) - prior[:n]
     inner = covariance[:n, :n] + np.diag(_noise(covariance[:n, :n], residuals))
@@ -104,26 +104,7 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
     return noise
 
 
-def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Return the candidate that should be measured next, because it tells most about the other candidates' times.
-
-    ``sheets``: data sheet of each device, by name. ``known``: points that were already measured. Measuring candidate j
-    explains the fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i. The returned candidate
-    j has the largest sum of these fractions over all other candidates i. If variances were summed instead of fractions,
-    a few very uncertain candidates would dominate. Variances do not depend on measured values, so a series of probes
-    can be chosen before the first measurement. Raise ValueError for the same invalid points as ``seconds`` does.
-    """
-    points = _points(sheets, known, candidates)
-    covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
-    n = len(known)
-    inner = covariance[:n, :n] + REPEAT_NOISE**2 * np.eye(n)
-    left = covariance[n:, n:] - covariance[n:, :n] @ np.linalg.solve(inner, covariance[:n, n:])
-    variance = np.diag(left)
-    explained = left**2 / variance[:, None] / (variance + REPEAT_NOISE**2)[None, :]
-    return candidates[int(np.argmax(explained.sum(axis=0) - np.diag(explained)))]
-
-
-def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
+def valid_points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
     """Return the known points, followed by the asked points.
 
     Raise ValueError if there are no known or no asked points, if ``sheets`` lacks a device, or if no known point has
@@ -156,16 +137,12 @@ def _logs(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
     return np.asarray(logs - logs.mean(axis=0))
 
 
-def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
-    return [sheets[p.device].vendor for p in points]
-
-
-def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
+def covariance_of(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
     """Return the covariance matrix of log(time) at the points: the sum over all effects on the time.
 
-    The module's docstring lists these effects. ``logs``: log(peak) and log(bandwidth) of each point's device.
-    ``vendors``: vendor of each point's device.
+    The module's docstring lists these effects. ``sheets``: data sheet of each device, by name.
     """
+    logs, vendors = _logs(sheets, points), [sheets[p.device].vendor for p in points]
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

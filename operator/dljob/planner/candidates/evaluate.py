@@ -55,7 +55,7 @@ class Part:
     @cached_property
     def messages(self) -> tuple[Link, float]:
         """Return the result of ``message_link_of`` for the ranks of this group."""
-        return message_link_of([self.option], self.nodes)
+        return message_link_of([self.option], [self.nodes])
 
     @property
     def fetching_nodes(self) -> Nodes:
@@ -169,7 +169,7 @@ def evaluate(
     pods = [(p.option, p.nodes, _pod_nbytes(p, s, held)) for p, s in zip(parts, shares, strict=True)]
     if (too_little := too_little_memory(pods, request)) is not None:
         return Refusal(describe(parts), too_little)
-    link, link_spread = link_of(chosen, nodes, request.backend)
+    link, link_spread = link_of(chosen, [p.nodes for p in parts], request.backend)
     at_work = [(p, max(s)) for p, s in zip(parts, shares, strict=True) if max(s)]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
     data_s = slowest.option.data_s(share)
@@ -198,7 +198,7 @@ def evaluate(
     )
     measured = len(known) == len(chosen) and not apart
     if apart:
-        messages, _ = message_link_of(chosen, nodes)
+        messages, _ = message_link_of(chosen, [p.nodes for p in parts])
         server = next(p.option for p, s in zip(parts, shares, strict=True) if 0 in s)
         timing = round_of(
             timing,

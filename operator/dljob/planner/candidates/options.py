@@ -17,6 +17,7 @@ from dljob.perf.step.backends import Backend
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.cost.links import End, Network, network_of, slowest
 from dljob.planner.candidates.cost.loading import loader_cpus
 from dljob.planner.candidates.cost.measured import posterior
 from dljob.planner.candidates.cost.rank_speed import rank_speed
@@ -107,7 +108,12 @@ class Option:
     @cached_property
     def links(self) -> tuple[tuple[Link, float], tuple[Link, float]]:
         """Return the results of ``link_of`` for ranks of this option on one node, and on several nodes."""
-        return _link_of([self], 1), _link_of([self], 2)
+        return _link_of(self, 1), _link_of(self, 2)
+
+    @property
+    def end(self) -> End:
+        """Return the nodes of this option, as one end of links to nodes of other device types."""
+        return End(self.pool, self.hardware)
 
     @property
     def label(self) -> str:
@@ -254,7 +260,7 @@ def _with_nodes(
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
     if known is None or not result or pool.crossing is not None:
         return result
-    over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
+    over = {nodes: link_of(result[:1], [nodes])[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
     similar = [
         s
@@ -295,36 +301,45 @@ def sharing_options(
     return found
 
 
-def link_of(chosen: list[Option], nodes: int, backend: Backend | None = None) -> tuple[Link, float]:
-    """Return (slowest link between the ranks of these options on ``nodes`` nodes, spread of predictions with it).
+def link_of(chosen: Sequence[Option], nodes: Sequence[int], backend: Backend | None = None) -> tuple[Link, float]:
+    """Return (slowest link between the ranks of a plan with these options, spread of predictions with it).
 
-    The spread is the standard deviation of log(measured / predicted). ``backend``: communication backend by whose
-    ratios latency and bandwidth are multiplied; None: return them unchanged.
+    The spread is the standard deviation of log(measured / predicted). ``nodes``: the number of nodes of each option.
+    ``backend``: communication backend by whose ratios latency and bandwidth are multiplied; None: return them
+    unchanged.
     """
-    link, spread = chosen[0].links[nodes > 1] if len(chosen) == 1 else _link_of(chosen, nodes)
-    return (link, spread) if backend is None else backend.over(link, spread, nodes)
+    link, spread = chosen[0].links[nodes[0] > 1] if len(chosen) == 1 else _mixed_link(chosen, nodes)
+    return (link, spread) if backend is None else backend.over(link, spread, sum(nodes))
 
 
-def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
-    """Return (slowest link between the ranks of these options on ``nodes`` nodes, spread of predictions with it).
+def _mixed_link(chosen: Sequence[Option], nodes: Sequence[int]) -> tuple[Link, float]:
+    """Return what ``link_of`` does for nodes of several device types, which need not be able to reach each other fast.
 
-    The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
-    devices or shared memory. Between nodes, it has the lowest bandwidth and the highest latency of the networks of all
-    options (``_network_of``). The ranks of a node do not divide the bandwidth, because in a ring in rank order, every
-    node has one flow in and one flow out. The links between the GPUs of a node have a bandwidth of their own.
+    ``cost.links.slowest`` finds the network between them. Within nodes, the slowest link counts.
     """
-    if len(chosen) > 1:
-        found, spreads = zip(*(option.links[1] for option in chosen), strict=True)
-        slowest = min(found, key=lambda link: link.bandwidth_Bps)
-        near_s, near_Bps = max(link.inside_s for link in found), min(link.inside_Bps for link in found)
-        latency_s, reduce_Bps = max(link.latency_s for link in found), min(link.reduce_Bps for link in found)
-        return Link(latency_s, slowest.bandwidth_Bps, reduce_Bps, slowest.name, near_s, near_Bps), max(spreads)
-    (only,) = chosen
+    links, spreads = zip(*(option.links[1] for option in chosen), strict=True)
+    own = [Network(e.latency_s, e.bandwidth_Bps, e.name, spread) for e, spread in zip(links, spreads, strict=True)]
+    found = slowest([option.end for option in chosen], nodes, own)
+    near_s, near_Bps = max(link.inside_s for link in links), min(link.inside_Bps for link in links)
+    reduce_Bps = min(link.reduce_Bps for link in links)
+    return Link(found.latency_s, found.bandwidth_Bps, reduce_Bps, found.name, near_s, near_Bps), found.spread
+
+
+def _link_of(only: Option, nodes: int) -> tuple[Link, float]:
+    """Return (slowest link between the ranks of an option on ``nodes`` nodes, spread of predictions with it).
+
+    Within a node, the link is a direct one between devices or shared memory. Between nodes, it is the network of the
+    device type (``cost.links.network_of``). The ranks of a node do not divide the bandwidth, because in a ring in rank
+    order, every node has one flow in and one flow out. The links between the GPUs of a node have a bandwidth of their
+    own.
+    """
     near_s = near_latency_s(only.pool.is_gpu)
     if nodes > 1:
-        latency_s, bandwidth_Bps, name, spread = _network_of(only)
+        network = network_of(only.pool, only.hardware, only.learned)
         near_Bps = peer_Bps(only) if only.pool.is_gpu and only.ranks_per_node > 1 else None
-        return Link(latency_s, bandwidth_Bps, _reduce_Bps(only), name, min(near_s, latency_s), near_Bps), spread
+        near_s = min(near_s, network.latency_s)
+        link = Link(network.latency_s, network.bandwidth_Bps, _reduce_Bps(only), network.name, near_s, near_Bps)
+        return link, network.spread
     bandwidth_Bps = peer_Bps(only)
     if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
         near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
@@ -332,46 +347,17 @@ def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     return Link(near_s, bandwidth_Bps, _reduce_Bps(only), "links within the node"), LINK_SPREAD["catalogue"]
 
 
-def _network_of(option: Option) -> tuple[float, float, str, float]:
-    """Return (latency in seconds, bandwidth in bytes/s, name, spread of predictions) of the network of an option.
-
-    The spread is the standard deviation of log(measured / predicted). The bandwidth is the one that runs of the job's
-    model have measured, else that in the nodes' annotations, else the hardware probe's, else that of 10 Gbit Ethernet.
-    If a plan may span racks or zones, the network between them limits the link.
-    """
-    learned, probed = option.learned or Learned(), option.hardware and option.hardware.far
-    latency_s, spread = learned.link_latency_s, LINK_SPREAD["probe" if probed else "catalogue"]
-    if learned.link_bandwidth_Bps:
-        bandwidth_Bps, name = learned.link_bandwidth_Bps, "the measured network"
-        spread = spread if latency_s is None else LINK_SPREAD["profile"]
-        spread = spread if learned.link_spread is None else learned.link_spread
-    elif option.pool.bandwidth_Bps:  # An administrator knows RDMA and several cards, which the probe does not use.
-        bandwidth_Bps, name, spread = option.pool.bandwidth_Bps, "the network", LINK_SPREAD["catalogue"]
-    elif probed:
-        bandwidth_Bps, name = probed.bandwidth_Bps, "the network measured by the probe"
-    else:
-        bandwidth_Bps, name = communication.ETHERNET_BANDWIDTH_Bps, "an assumed network"
-    if latency_s is None:
-        latency_s = probed.latency_s if probed else communication.TCP_LATENCY_S
-    if (crossing := option.pool.crossing) is not None:
-        slower = crossing.bandwidth_Bps is not None and crossing.bandwidth_Bps < bandwidth_Bps
-        name = "the network between racks or zones" if slower else name
-        bandwidth_Bps = min(bandwidth_Bps, crossing.bandwidth_Bps or bandwidth_Bps)
-        latency_s = max(latency_s, crossing.latency_s or 0.0)
-    return latency_s, bandwidth_Bps, name, spread
-
-
-def message_link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
+def message_link_of(chosen: Sequence[Option], nodes: Sequence[int]) -> tuple[Link, float]:
     """Return (link for MPI's messages between ranks, standard deviation of log(measured / predicted) of its times).
 
-    MPI sends the messages of pipelines and of asynchronous servers, always through main memory, even from GPUs. On one
-    node they do not use the network.
+    ``nodes``: the number of nodes of each option. MPI sends the messages of pipelines and of asynchronous servers,
+    always through main memory, even from GPUs. On one node they do not use the network.
     """
     link, spread = link_of(chosen, nodes)
     if not chosen[0].pool.is_gpu:
         return link, spread
     memory_link = Link(communication.SHARED_MEMORY_LATENCY_S, input_data.HOST_BANDWIDTH_Bps, name="main memory")
-    between = memory_link if nodes == 1 else link
+    between = memory_link if sum(nodes) == 1 else link
     host_Bps = min(option.device.host_bandwidth_Bps for option in chosen)
     bandwidth_Bps = 1 / (1 / between.bandwidth_Bps + 2 / host_Bps)
     return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread

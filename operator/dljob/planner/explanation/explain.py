@@ -242,12 +242,7 @@ def warning(
                     f"nodes of device {pool.device} have different numbers of CPUs: the plan assumes the smallest, "
                     f"{pool.cpu:.3g} CPUs; label each type of node with dljob.dev/device to plan it at its own speed"
                 )
-            hardware = hardware_of(pool.device, learned)
-            if hardware is not None and hardware.doubts:
-                warnings.append(
-                    f"hardware profile of {pool.device}: {'; '.join(hardware.doubts)}. Measure again with dljob probe"
-                )
-            if pool.assumed and hardware is None:
+            if pool.assumed and hardware_of(pool.device, learned) is None:
                 what = (
                     "is a part of a GPU: the plan assumes its part of the whole GPU's speed"
                     if catalogue.is_part(pool.device)
@@ -273,10 +268,18 @@ def _assumed_layers(chosen: Choice) -> str:
 
 
 def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str], Learned]) -> list[str]:
-    """Return a text for each profile with measurements that the plan leaves out (``Learned.doubts``)."""
+    """Return a text for each profile of a job's model or of hardware with measurements that are not believed.
+
+    Those of devices that the plan does not use count, too: a lie may be the reason.
+    """
+    hardware = [
+        f"hardware profile of {pool.device}: {'; '.join(probed.doubts)}. Measure again with dljob probe"
+        for pool in nodes.pools
+        if (probed := hardware_of(pool.device, learned)) is not None and probed.doubts
+    ]
     precisions = PRECISIONS if request.precision is None else (request.precision,)
     again = {"Never": (False,), "Always": (True,), "Auto": (False, True)}[request.recomputation]
-    return [
+    return hardware + [
         f"profile of {name} on {pool.device}: {'; '.join(known.doubts)}. The plan does not use these measurements. "
         "Delete the DLProfile of this model and device, so that the next run measures it again"
         for pool in nodes.pools

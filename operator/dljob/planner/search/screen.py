@@ -20,6 +20,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.collectives import priced, summing
 from dljob.planner.candidates.cost.data_fetch import fetched_nbytes, node_Bps
 from dljob.planner.candidates.cost.interrupted import interruptions_of
+from dljob.planner.candidates.cost.links import Between
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of
 from dljob.planner.candidates.shard_space import largest_share
@@ -99,16 +100,11 @@ class Screen:
         self._packing = np.array([o.packing for o in options])
         self._spread = np.array([o.compute_spread for o in options])
         self._overlap = np.array([overlap_of([o]) for o in options])
-        links = [link_of([o], 2, request.backend) for o in options]
-        self._latency_s = np.array([link.latency_s for link, _ in links])
-        # The different values of each figure of the links, in rising order, and for each option the index of its value.
-        self._link_values = [
-            np.unique([getattr(link, name) for link, _ in links], return_inverse=True)
-            for name in ("latency_s", "bandwidth_Bps", "reduce_Bps", "inside_Bps")
-        ]
+        links = [link_of([o], [2], request.backend) for o in options]
         self._link_spread = np.array([spread for _, spread in links])
-        self._own = [link_of([o], 1, request.backend)[0] for o in options]
-        self._between_nodes, self._within_node = (_as_arrays(each) for each in ([link for link, _ in links], self._own))
+        own = [link_of([o], [1], request.backend)[0] for o in options]
+        self._between_nodes, self._within_node = (_as_arrays(each) for each in ([link for link, _ in links], own))
+        self._between = Between([options[members[0]].end for members in self.types.members], request.backend)
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._pausing_W = np.array([energy.rank_watts(o.device, 1.0, 0.0) * o.ranks_per_node for o in options])
@@ -141,12 +137,13 @@ class Screen:
         finite_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
         packing = rows.largest(self._packing, 1.0) if self._servers is None else np.ones(len(rows))
         waiting_s = finite_s * (stragglers * packing - 1)
-        waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * rows.largest(self._latency_s)
+        latency_s, _, link_spread = self._network_of(rows)
+        waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
         step_s = compute_s + best + waiting_s
         apart = self._servers is not None and self.request.synchronization != "Synchronous"
         if self._servers is not None and apart:
             compute_s, step_s = self._servers.round_s(rows, compute_s)
-        compute_spread, link_spread = rows.largest(self._spread), rows.largest(self._link_spread)
+        compute_spread = rows.largest(self._spread)
         with np.errstate(invalid="ignore"):
             spread = np.hypot(compute_s * compute_spread, (step_s - compute_s) * link_spread) / step_s
             if not apart:
@@ -344,11 +341,11 @@ class Screen:
         """Return the slowest link between the ranks of each candidate."""
         alone, is_alone = self._alone(rows), rows.total_nodes == 1
         far, own = self._between_nodes, self._within_node
-        latency_s = rows.largest(far.latency_s)
-        near_s = np.minimum(latency_s, self._near_s())
+        latency_s, bandwidth_Bps, _ = self._network_of(rows)
+        near_s = np.minimum(latency_s, near_latency_s(self.options[0].pool.is_gpu))
         between = (
             latency_s,
-            rows.smallest(far.bandwidth_Bps),
+            bandwidth_Bps,
             rows.smallest(far.reduce_Bps),
             near_s if self.request.backend is None else near_s * self.request.backend.within.latency,
             rows.smallest(far.inside_Bps),
@@ -356,8 +353,11 @@ class Screen:
         within = (getattr(own, field.name)[alone] for field in fields(Links))
         return Links(*(np.where(is_alone, one, other) for one, other in zip(within, between, strict=True)))
 
-    def _near_s(self) -> float:
-        return near_latency_s(self.options[0].pool.is_gpu)
+    def _network_of(self, rows: Rows) -> tuple[Floats, Floats, Floats]:
+        """Return (latency, bandwidth, spread) of the slowest link between nodes of each candidate."""
+        far = self._between_nodes
+        own = rows.of(far.latency_s, 0.0), rows.of(far.bandwidth_Bps, np.inf), rows.of(self._link_spread, 0.0)
+        return self._between.slowest(rows.nodes, *own)
 
     def _alone(self, rows: Rows) -> NDArray[np.int64]:
         """Return the option with the most nodes of each candidate, which is the only one on a single node."""
@@ -369,22 +369,16 @@ class Screen:
 
         Candidates are grouped by link, because the time formulas take arrays of candidates but only one link.
         """
-        alone = self._alone(rows)
-        keys = np.where(rows.total_nodes == 1, alone + 1, 0)
-        found = []
-        for i, (values, index) in enumerate(self._link_values):  # the largest latency, and the smallest bandwidths
-            found.append(rows.smallest(index, len(values)) if i else rows.largest(index, 0))
-            keys = keys * len(values) + found[-1]
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        groups = []
-        for i, at in enumerate(first.tolist()):
-            figures = (float(values[index[at]]) for (values, _), index in zip(self._link_values, found, strict=True))
-            link = self._own[alone[at]] if rows.total_nodes[at] == 1 else self._between(*figures)
-            groups.append((link, np.flatnonzero(inverse == i)))
-        return groups
-
-    def _between(self, latency_s: float, bandwidth_Bps: float, reduce_Bps: float, near_Bps: float) -> Link:
-        near_s = min(latency_s, self._near_s())
-        if self.request.backend is not None:
-            near_s *= self.request.backend.within.latency
-        return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s, near_bandwidth_Bps=near_Bps)
+        links, keys = self._links_of(rows), np.zeros(len(rows), dtype=np.int64)
+        figures = [getattr(links, field.name) for field in fields(Links)]
+        for values in figures:
+            distinct, index = np.unique(values, return_inverse=True)
+            keys = np.unique(keys * len(distinct) + index, return_inverse=True)[1]
+        _, first = np.unique(keys, return_index=True)
+        made = [
+            Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s, near_bandwidth_Bps=near_Bps)
+            for latency_s, bandwidth_Bps, reduce_Bps, near_s, near_Bps in zip(
+                *(values[first].tolist() for values in figures), strict=True
+            )
+        ]
+        return [(link, np.flatnonzero(keys == i)) for i, link in enumerate(made)]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import update_part_s
-from dljob.planner.candidates.options import Option, message_link_of
-from dljob.planner.search.rows import Integers, Rows
+from dljob.planner.candidates.cost.links import Between
+from dljob.planner.candidates.options import Option, link_of, message_link_of
+from dljob.planner.search.rows import Integers, Rows, Types
 from dljob.planner.types import Request
 
 Floats = NDArray[np.float64]
@@ -31,9 +32,16 @@ class Servers:
         self._nbytes = float(workload.gradient_nbytes)
         self._own_update_s = np.array([update_part_s(o) for o in options])
         self._update_s = np.array([o.update_once_s for o in options])
-        links = [[message_link_of([o], nodes)[0] for nodes in (1, 2)] for o in options]
-        self._latency_s = np.array([[link.latency_s for link in pair] for pair in links])
-        self._bandwidth_Bps = np.array([[link.bandwidth_Bps for link in pair] for pair in links])
+        alone = [message_link_of([o], [1])[0] for o in options]
+        networks = [link_of([o], [2]) for o in options]
+        self._alone_s = np.array([link.latency_s for link in alone])
+        self._alone_Bps = np.array([link.bandwidth_Bps for link in alone])
+        self._latency_s = np.array([link.latency_s for link, _ in networks])
+        self._bandwidth_Bps = np.array([link.bandwidth_Bps for link, _ in networks])
+        self._spread = np.array([spread for _, spread in networks])
+        self._between = Between([options[members[0]].end for members in Types(options).members], None)
+        # As ``message_link_of``: on GPUs, messages also go through main memory.
+        self._host_Bps = np.array([o.device.host_bandwidth_Bps if o.pool.is_gpu else np.inf for o in options])
 
     def workers(self, rows: Rows) -> Integers:
         """Return the number of ranks with samples on each type of device; shape (types of device, candidates).
@@ -53,9 +61,12 @@ class Servers:
         Candidates without workers beside the server get infinity.
         """
         workers, everyone = self.workers(rows).sum(axis=0), np.arange(len(rows))
-        across = (rows.total_nodes > 1).astype(int)
-        latency_s = np.where(rows.used, self._latency_s[rows.option, across], 0.0).max(axis=0)
-        bandwidth_Bps = np.where(rows.used, self._bandwidth_Bps[rows.option, across], np.inf).min(axis=0)
+        own = rows.of(self._latency_s, 0.0), rows.of(self._bandwidth_Bps, np.inf), rows.of(self._spread, 0.0)
+        latency_s, bandwidth_Bps, _ = self._between.slowest(rows.nodes, *own)
+        bandwidth_Bps = 1 / (1 / bandwidth_Bps + 2 / rows.smallest(self._host_Bps))
+        alone = rows.total_nodes == 1
+        latency_s = np.where(alone, rows.largest(self._alone_s), latency_s)
+        bandwidth_Bps = np.where(alone, rows.smallest(self._alone_Bps), bandwidth_Bps)
         server_s = self._update_s[rows.option[self._server(rows), everyone]]
         service_s = 2 * latency_s + 2 * self._nbytes / bandwidth_Bps + server_s
         own_s = rows.smallest(self._own_update_s)

@@ -224,6 +224,8 @@ class Decision:
     """Power limits of GPUs that would save energy, cost or carbon; None for plans that minimize time."""
     power_limits: tuple[PowerLimit, ...] = ()
     """The chosen plan under its power limits and under others, if ``power_advice`` names better ones."""
+    links: str | None = None
+    """The slowest links between the ranks of the chosen plan; None for one rank, and with model parallelism."""
     precision_reason: str | None = None
     """The precision of the chosen plan and the reason for it; None for float32 if the job asks for no other."""
     recomputation_reason: str | None = None

@@ -40,6 +40,11 @@ def samples(count: int) -> str:
     return f"{count} sample{'s' if count != 1 else ''}"
 
 
+def dollars(usd: float) -> str:
+    """Return an amount of US dollars as a text, with cents."""
+    return f"${usd:.2f}" if usd >= 0.01 else "<$0.01"
+
+
 def grams(carbon_g: float) -> str:
     """Return a mass as a text: in g, in kg from 1 kg, or in t from 1 t."""
     for unit, factor in (("t", 1e6), ("kg", 1e3)):

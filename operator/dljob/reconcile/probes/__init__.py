@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.cluster.machines import neighbours
+from dljob.job.probes.links import Ends
 from dljob.reconcile.probes import hardware, links
 from dljob.reconcile.probes.actions import (
     MAX_CROWDED,
@@ -52,7 +53,7 @@ def decide(
     tolerations: Sequence[Mapping[str, object]] = (),
     *,
     gpus: bool = True,
-    unmeasured_links: Collection[str] = (),
+    unmeasured_links: Collection[Ends] = (),
 ) -> tuple[Action, ...]:
     """Return what to do now, so that each device type and each link is measured once, on idle machines.
 
@@ -61,8 +62,8 @@ def decide(
     pods of the operator. ``starts``: earlier tries. ``busy``: nodes on which pods of jobs run; a probe on such a node,
     or on another node of its machine, would disturb the job, so its pods are deleted. ``waiting``: True if pods of jobs
     wait for a node. They may get any node, so no probe starts, and those that run are deleted. ``tolerations``: those
-    of probe pods. ``gpus``: False to measure no GPUs. ``unmeasured_links``: device types whose link between nodes is to
-    be measured.
+    of probe pods. ``gpus``: False to measure no GPUs. ``unmeasured_links``: device types of both ends of the links
+    between nodes that are to be measured.
     """
     busy = neighbours(view.nodes, busy)
     of_links, of_hardware = [pod for pod in pods if pod.link], [pod for pod in pods if not pod.link]
@@ -71,8 +72,8 @@ def decide(
     if waiting:
         return tuple(found)
     occupied = busy | {pod.node for pod in pods} | {pod.client_node for pod in of_links if pod.client_node}
-    reserved = len(of_hardware) + 2 * len({pod.device for pod in of_links})
-    begun = {pod.device for pod in pods}
+    reserved = max(len(pods), len(of_hardware) + 2 * len({pod.subject for pod in of_links}))
+    begun = {device for pod in pods for device in pod.subject.ends}
     more = hardware.begun(view, known, begun, starts, occupied, MAX_PODS - reserved, tolerations, gpus=gpus)
     occupied |= {start.target.node for start in more}
     begun |= {start.target.device for start in more}

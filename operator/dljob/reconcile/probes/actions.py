@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dljob.job.probes.links import Ends
 from dljob.job.probes.targets import Target
 
 MAX_STARTS = 3
@@ -25,13 +26,24 @@ MAX_CROWDED = 1.3
 
 @dataclass(frozen=True)
 class Subject:
-    """What a probe measures: the hardware of a device type or, with ``link``, the network between two of its nodes."""
+    """What a probe measures: the hardware of a device type or, with ``link``, the network between two nodes.
+
+    ``other``: device type of the second node; empty: the same type.
+    """
 
     device: str
     link: bool = False
+    other: str = ""
+
+    @property
+    def ends(self) -> Ends:
+        """Return the device types of the two nodes."""
+        return self.device, self.other or self.device
 
     def __str__(self) -> str:
-        return f"the network between nodes of {self.device}" if self.link else f"the hardware of {self.device}"
+        if not self.link:
+            return f"the hardware of {self.device}"
+        return f"the network between nodes of {self.device}" + (f" and {self.other}" if self.other else "")
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,8 @@ class ProbePod:
 
     ``bound``: True if a scheduler has placed it. ``link``: "server" or "client" of the measurement of a link; "": the
     pod measures hardware. ``client_node``: node for the client of a server. ``address``: IP address of the pod.
-    ``alone``: True if the other pod of a link was deleted by others, such as the scheduler.
+    ``alone``: True if the other pod of a link was deleted by others, such as the scheduler. ``other``: device type of
+    the server's node, if the link is one between two types.
     """
 
     name: str
@@ -54,10 +67,11 @@ class ProbePod:
     client_node: str = ""
     address: str = ""
     alone: bool = False
+    other: str = ""
 
     @property
     def subject(self) -> Subject:
-        return Subject(self.device, bool(self.link))
+        return Subject(self.device, bool(self.link), self.other)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ class Start:
 
     @property
     def subject(self) -> Subject:
-        return Subject(self.target.device, self.link)
+        return Subject(self.target.device, self.link, self.target.other)
 
 
 @dataclass(frozen=True)

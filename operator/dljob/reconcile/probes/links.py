@@ -1,4 +1,4 @@
-"""Decide when the operator measures the network between two nodes of a device type. No I/O and no clock.
+"""Decide when the operator measures the network between two nodes, of one device type or two. No I/O and no clock.
 
 A measurement has two pods. The server answers messages. When it runs, its address is known, and the client starts on
 the other node. Both pods end together.
@@ -7,6 +7,7 @@ the other node. Both pods end together.
 from collections.abc import Collection, Mapping, Sequence
 
 from dljob.cluster import ClusterView
+from dljob.job.probes.links import Ends
 from dljob.job.probes.targets import Target, link_target
 from dljob.reconcile.probes.actions import (
     Action,
@@ -29,20 +30,20 @@ The first plans wait for that probe. Their jobs start when it ends, and should f
 
 
 def continued(
-    view: ClusterView, pods: Collection[ProbePod], unmeasured: Collection[str], busy: Collection[str], waiting: bool
+    view: ClusterView, pods: Collection[ProbePod], unmeasured: Collection[Ends], busy: Collection[str], waiting: bool
 ) -> list[Action]:
     """Return how the measurements of links go on or end now. Arguments: as of ``decide``; ``pods``: those of links."""
     found: list[Action] = []
-    for device in sorted({pod.device for pod in pods}):
-        found += _of_type(view, [pod for pod in pods if pod.device == device], unmeasured, busy, waiting)
+    for ends in sorted({pod.subject.ends for pod in pods}):
+        found += _of_link(view, [pod for pod in pods if pod.subject.ends == ends], unmeasured, busy, waiting)
     return found
 
 
-def _of_type(
-    view: ClusterView, pods: Sequence[ProbePod], unmeasured: Collection[str], busy: Collection[str], waiting: bool
+def _of_link(
+    view: ClusterView, pods: Sequence[ProbePod], unmeasured: Collection[Ends], busy: Collection[str], waiting: bool
 ) -> list[Action]:
-    device = pods[0].device
-    if device not in unmeasured:
+    device, other = pods[0].device, pods[0].other
+    if pods[0].subject.ends not in unmeasured:
         return [Remove(pod, "the link needs no measurement now", Ending.NOT_NEEDED) for pod in pods]
     if any(pod.alone for pod in pods):
         return [Remove(pod, "the other pod of the link was deleted", Ending.NOT_NEEDED) for pod in pods]
@@ -61,7 +62,7 @@ def _of_type(
     if node is None:
         return [Remove(server, f"node {server.client_node} is gone", Ending.GAVE_WAY), *_others(pods, server)]
     if len(pods) == 1 and server.phase == "Running" and server.address:
-        return [Connect(server, Target(device, node.is_gpu, node.name, node.free_cpu, server.node))]
+        return [Connect(server, Target(device, node.is_gpu, node.name, node.free_cpu, server.node, other))]
     return []
 
 
@@ -72,7 +73,7 @@ def _others(pods: Sequence[ProbePod], ended_one: ProbePod) -> list[Remove]:
 
 def begun(
     view: ClusterView,
-    unmeasured: Collection[str],
+    unmeasured: Collection[Ends],
     devices: Collection[str],
     starts: Mapping[Subject, Starts],
     occupied: Collection[str],
@@ -84,21 +85,23 @@ def begun(
     """Return the links to start with now, with room for both pods of each.
 
     ``devices``: types of which something is measured now. ``occupied``: nodes with pods of jobs or probes. ``room``:
-    number of pods that may start. The others are those of ``decide``.
+    number of pods that may start. The others are those of ``decide``. Links within a type come first, because most
+    plans use one type.
     """
     found: list[Start] = []
-    occupied = set(occupied)
-    for device in sorted(set(unmeasured) - set(devices)):
-        last = starts.get(Subject(device, link=True))
-        hardware = starts.get(Subject(device))
-        if room < 2 or (last is not None and not last.allow_another):
+    occupied, devices = set(occupied), set(devices)
+    for device, end in sorted(unmeasured, key=lambda ends: (ends[0] != ends[1], ends)):
+        other = end if end != device else ""
+        last = starts.get(Subject(device, link=True, other=other))
+        if room < 2 or devices & {device, end} or (last is not None and not last.allow_another):
             continue
-        if hardware is not None and hardware.ago_s < AFTER_S:
+        if any((tried := starts.get(Subject(each))) is not None and tried.ago_s < AFTER_S for each in (device, end)):
             continue
-        target = link_target(view, device, occupied, tolerations)
+        target = link_target(view, device, occupied, tolerations, other)
         if target is None or target.peer is None or (target.is_gpu and not gpus):
             continue
         found.append(Start(target, link=True))
         occupied |= {target.node, target.peer}
+        devices |= {device, end}
         room -= 2
     return found

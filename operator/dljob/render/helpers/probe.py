@@ -16,6 +16,9 @@ BY_COMMAND, BY_OPERATOR = "command", "operator"
 DEVICE_ANNOTATION, NODE_ANNOTATION = "dljob.dev/probed-device", "dljob.dev/probed-node"
 LINK_ANNOTATION, CLIENT_NODE_ANNOTATION = "dljob.dev/probed-link", "dljob.dev/client-node"
 """On pods that measure only a link: ``server`` or ``client``; and on the server, the node for the client."""
+PEER_DEVICE_ANNOTATION = "dljob.dev/probed-peer-device"
+"""On pods that measure the link between nodes of two device types: that of the server's node. The type in
+``DEVICE_ANNOTATION`` is then that of the client's node."""
 CONTAINER = "probe"
 PEER_PORT = 28470
 DEADLINE_S = 600
@@ -179,6 +182,8 @@ def _pod(
         pod["runtimeClassName"] = image.runtime_class
     labels = {"app.kubernetes.io/managed-by": "dljob", PROBE_LABEL: by}
     annotations = {DEVICE_ANNOTATION: target.device, NODE_ANNOTATION: node}
+    if target.other:
+        annotations[PEER_DEVICE_ANNOTATION] = target.other
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from dlcontract.hardware import LinkRate
+from dljob.cluster.hardware import LinkSpeed
+from dljob.job.profiles import learned_by_model
 from dljob.kube import ApiError
-from dljob.kube.kinds import POD, PROFILE
+from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.reconcile.probes import MAX_STARTS, RETRY_S
 from dljob.render.helpers.probe import NODE_ANNOTATION
 from support.controller.probing_operator import MEASURE, Operator
@@ -178,6 +180,54 @@ def test_next_leader_goes_on_with_the_pods_that_it_finds() -> None:
     assert on(heir.look()) == {"server": "n1", "client": "n0"}
     answer(heir, RATE.model_dump_json())
     assert heir.look() == [] and link_of(heir) is not None
+
+
+def two_types() -> Operator:
+    """Return an operator that has measured the hardware of its two nodes, which are of different types."""
+    operator = Operator("n0", "n1", links=True)
+    operator.upgrade("n0", "6.1.0")
+    body = copy.deepcopy(operator.bodies["n1"])
+    body["metadata"]["labels"]["dljob.dev/device"] = "other"
+    operator.cache.put(NODE, body)
+    operator.look()
+    operator.end(MEASURE.to_json())
+    assert operator.look() == []
+    operator.now += timedelta(seconds=RETRY_S)
+    return operator
+
+
+def measured_links(operator: Operator) -> dict[str, Any]:
+    """Return device type → measured links to nodes of other types."""
+    return {each["spec"]["device"]: each["status"]["hardware"].get("linksTo", {}) for each in operator.profiles}
+
+
+def test_link_between_two_types_is_measured_and_stored_in_the_profile_of_the_first() -> None:
+    operator = two_types()
+    (server,) = operator.look()
+    assert server["metadata"]["annotations"]["dljob.dev/probed-peer-device"] == "other"
+    measure(operator)
+    found = measured_links(operator)
+    assert found["cpu"]["other"]["bandwidthBytesPerSecond"] == 3e9 and found["other"] == {}
+    known = learned_by_model(operator.profiles, "team-a")["hardware", "cpu"].hardware
+    assert known is not None and known.link_to("other") == LinkSpeed(2e-5, 3e9)
+    assert operator.events[-1][1].message.startswith("the network between nodes of cpu and other was measured")
+    operator.now += timedelta(days=1)
+    assert operator.look() == []
+
+
+def test_link_between_two_types_remains_until_it_is_measured_again() -> None:
+    operator = two_types()
+    measure(operator)
+    former = measured_links(operator)
+    operator.upgrade("n0", "6.9.0")
+    operator.now += timedelta(seconds=RETRY_S)
+    operator.look()
+    operator.end(MEASURE.to_json())
+    operator.look()
+    assert measured_links(operator) == former
+    operator.now += timedelta(seconds=RETRY_S)
+    measure(operator)
+    assert measured_links(operator)["cpu"]["other"]["measured"] > former["cpu"]["other"]["measured"]
 
 
 def test_links_can_be_switched_off() -> None:

@@ -4,10 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from benchmarks.perfmodel.models.few_points import through
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dljob.perf.fit.few_points import knots_through, line, seconds_between, through
+from dljob.perf.fit.few_points import knots_through, line, seconds_between
 
 batches = st.lists(st.integers(1, 4096), min_size=3, max_size=6, unique=True).map(sorted)
 times = st.floats(1e-3, 10.0)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.perfmodel.models.probes import with_probes
+from benchmarks.perfmodel.models.probes import next_probe, with_probes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.perf.fit.new_device import Point, Sheet, next_probe, seconds
+from dljob.perf.fit.new_device import Point, Sheet, seconds
 
 SHEETS = {
     "old": Sheet(4e12, 240e9),

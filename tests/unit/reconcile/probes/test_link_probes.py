@@ -11,6 +11,7 @@ from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.cluster.machines import neighbours
+from dljob.job.probes.links import Ends
 from dljob.reconcile.probes import (
     MAX_PODS,
     MAX_STARTS,
@@ -38,14 +39,15 @@ CLIENT = ProbePod("p-client", "a", "n0-0", "Running", "", 2.0, link="client")
 
 def decided(
     pods: tuple[ProbePod, ...] = (),
-    unmeasured: tuple[str, ...] = ("a",),
+    unmeasured: tuple[str | Ends, ...] = ("a",),
     pool: ClusterView = POOL,
     starts: dict[Subject, Starts] | None = None,
     busy: tuple[str, ...] = (),
     waiting: bool = False,
     **options: Any,
 ) -> tuple[Action, ...]:
-    return decide(pool, KNOWN, pods, starts or {}, busy, waiting, unmeasured_links=unmeasured, **options)
+    links = {(each, each) if isinstance(each, str) else each for each in unmeasured}
+    return decide(pool, KNOWN, pods, starts or {}, busy, waiting, unmeasured_links=links, **options)
 
 
 def pairs(*arguments: Any, **options: Any) -> list[tuple[str, str | None]]:
@@ -79,6 +81,36 @@ def test_links_of_two_types_are_measured_at_once() -> None:
 )
 def test_which_nodes_are_measured(entries: list[dict[str, Any]], found: list[tuple[str, str]]) -> None:
     assert pairs((), ("a",), view(*entries)) == found
+
+
+def test_links_between_two_types_are_measured_after_those_within_them() -> None:
+    assert pairs((), (("a", "b"), "a", "b")) == [("n0-0", "n0-1"), ("n1-0", "n1-1")]
+    assert pairs((), (("a", "b"), "b")) == [("n1-0", "n1-1")], "of each type, one thing is measured at a time"
+    assert pairs((), (("a", "b"),)) == [("n0-0", "n1-0")]
+    assert pairs((), (("a", "b"),), busy=("n1-0",)) == [("n0-0", "n1-1")]
+    assert pairs((), (("a", "b"),), starts={Subject("a", link=True, other="b"): Starts(MAX_STARTS, 1e9)}) == []
+    assert pairs((), (("a", "b"),), starts={Subject("b"): Starts(1, AFTER_S - 1)}) == []
+
+
+@pytest.mark.parametrize(("annotated", "found"), [("ab", []), ("a", [("n0", "n1")]), ("", [("n0", "n1")])])
+def test_annotations_of_both_types_tell_the_link_between_them(annotated: str, found: list[tuple[str, str]]) -> None:
+    """One node of each type is enough, of which no link within the type can be measured."""
+    bandwidth = {"bandwidth": "12.5G"}
+    pool = view(*({"cpu": 4, "device": each} | (bandwidth if each in annotated else {}) for each in "ab"))
+    assert pairs((), (("a", "b"), "a", "b"), pool) == found
+
+
+def test_pods_between_two_types_belong_together() -> None:
+    server = replace(SERVER, node="n1-0", client_node="n0-0", other="b")
+    client = replace(CLIENT, other="b")
+    (connect,) = decided((server,), (("a", "b"),))
+    assert isinstance(connect, Connect)
+    assert (connect.target.device, connect.target.other) == ("a", "b")
+    assert (connect.target.node, connect.target.peer) == ("n0-0", "n1-0")
+    assert decided((server, client), (("a", "b"), "b")) == (), "a node of type b is in use"
+    done = replace(client, phase="Succeeded")
+    assert Store(done) in decided((server, done), (("a", "b"),))
+    assert {type(action) for action in decided((server, client), ("a",))} == {Remove}
 
 
 def test_links_of_gpu_nodes_are_measured_only_if_the_administrator_wants_it() -> None:
@@ -167,7 +199,9 @@ def test_links_and_hardware_share_the_machines(
         for i, (d, link, runs) in enumerate(phases)
     ]
     learned = {key: each for key, each in KNOWN.items() if key[1] in known}
-    actions = decide(POOL, learned, pods, {}, busy, False, unmeasured_links=unmeasured & known)
+    actions = decide(
+        POOL, learned, pods, {}, busy, False, unmeasured_links={(each, each) for each in unmeasured & known}
+    )
     begun = [action for action in actions if isinstance(action, Start)]
     nodes = [node for start in begun for node in (start.target.node, start.target.peer if start.link else None) if node]
     assert len(set(nodes)) == len(nodes)

@@ -212,6 +212,20 @@ class Totals(Record):
     energy_sources: tuple[str, ...] = ()
 
 
+class Usage(Record):
+    """What all attempts of the job have used, as the operator counts it in ``status.usage``.
+
+    Energy and carbon include hosts and the overhead of the data centre.
+    """
+
+    until_unix_s: float
+    device_seconds: Annotated[float, Field(description="GPUs and CPUs, times the seconds for which pods had them.")]
+    energy_J: float
+    energy_source: Annotated[str, Field(description="Measured, Modelled or Mixed.")]
+    cost_usd: float
+    carbon_g: Annotated[float | None, Field(description="Grams of CO2 equivalent. None: not counted.")] = None
+
+
 class Document(Record):
     """The content of the run report ``report.json``: the settings, the present state and the history of one job."""
 
@@ -252,6 +266,10 @@ class Document(Record):
     faults: tuple[Fault, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     ranks: tuple[RankTotal, ...] = ()
+    usage: Annotated[
+        Usage | None,
+        Field(description="None in the files of the pods, which do not know it. ``dljob report`` adds it."),
+    ] = None
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 

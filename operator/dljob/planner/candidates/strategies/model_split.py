@@ -103,7 +103,7 @@ def prediction_of(
     """
     option, ranks = part.option, part.ranks
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
-    link, _ = link_of([option], part.nodes)
+    link, _ = link_of([option], [part.nodes])
     waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     known, rest = step.busy_s + data_s, step.moving_s + waiting_s
     step_s = known + rest
@@ -202,7 +202,7 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nb
     each_s = (whole_s - fixed_s) * kept
     busy_s = fixed_s + each_s + (k - 1) * (each_s + fixed_s - update_part_s(option))
     nodes = part.nodes if candidate.replicas == 1 else ceil(t / option.ranks_per_node)
-    link, spread = link_of([option], nodes)
+    link, spread = link_of([option], [nodes])
     name = priced(candidate.collective, option.pool.is_gpu)
     nbytes = element_nbytes(workload) * samples
     sums = {n: float(allreduce_s(name, nbytes * n, float(t), link, nodes=nodes)) for n in set(pairs.summed_elements)}
@@ -250,12 +250,12 @@ def placements(candidate: SplitCandidate) -> list[Placement]:
     if d == 1:
         messages, spread = part.messages
         return [Placement(messages, messages, 1, spread)]
-    messages, spread = message_link_of([option], ceil(p / g))
+    messages, spread = message_link_of([option], [ceil(p / g)])
     nodes = min(part.nodes, ceil(d / max(1, g // p)))
-    found = [Placement(messages, _shared(link_of([option], nodes)[0], min(p, g) if nodes > 1 else 1), nodes, spread)]
+    found = [Placement(messages, _shared(link_of([option], [nodes])[0], min(p, g) if nodes > 1 else 1), nodes, spread)]
     if candidate.anywhere and d % g == 0 and g > 1 and part.nodes > 1:
         between, spread = part.messages
-        found.append(Placement(_shared(between, g), link_of([option], d // g)[0], d // g, spread))
+        found.append(Placement(_shared(between, g), link_of([option], [d // g])[0], d // g, spread))
     return found
 
 

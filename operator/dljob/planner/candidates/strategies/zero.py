@@ -105,7 +105,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     samples, update_s = ceil(local / k), update_part_s(option)
     computing_s = repeated(option.computing, k, update_s).seconds(local)
     busy_s = computing_s - update_s * (1 - 1 / n)  # each rank updates its part of the parameters
-    link, spread = link_of([option], part.nodes)
+    link, spread = link_of([option], [part.nodes])
     moving_s = zero.exposed_communication_s(
         workload, found.stage, n, link, part.nodes, (computing_s - update_s) / k, k, overlap_of([option])
     )
