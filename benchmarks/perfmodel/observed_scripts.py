@@ -4,9 +4,11 @@
 
 The scripts are those of ``examples/programs`` and ``examples/scripts``, unmodified. In each round, the hardware probe
 runs first. Then each script runs with one rank, and with two ranks of one core each over gloo, and the observer of
-rank 0 reports its structure as in a pod (``dltrain.observation``). Four predictions by the operator's planner are
+rank 0 reports its structure as in a pod (``dltrain.observation``). Five predictions by the operator's planner are
 compared with the median of a run's steps:
 
+- *layers*: as *counted*, but without the counted calls of the host. Its overhead follows from the number of operators
+  in forward passes, as for described models.
 - *counted*: from the structure that was observed in the third step of the same run, and the hardware probe. No measured
   step enters it.
 - *first*: from the first 20 steps of the same run, or fewer if they are slow.
@@ -16,7 +18,8 @@ compared with the median of a run's steps:
 Ratios are predicted / measured. The table has their medians over the rounds. The medians of the absolute errors over
 all scripts, places and rounds come last, with the part of the errors within the bar. The last line has the difference
 between the measured steps of a run and of the same run in the round before: no prediction from an earlier run can have
-a smaller error. The first call downloads the training libraries (120 MB). The machine needs two idle cores.
+a smaller error. The first call downloads the training libraries (120 MB). The machine needs two idle cores. With
+``--cpu-time``, other processes may use them, and each script runs with one rank only.
 """
 
 import argparse
@@ -64,7 +67,7 @@ SCRIPTS = {
 model, so that it is not observed. ``contrastive.py`` needs a description."""
 PLACES = (1, 2)
 """Numbers of ranks, all on this machine, with a core each."""
-BARS = {"counted": 0.25, "first": 0.25, "second": 0.10, "elsewhere": 0.25}
+BARS = {"layers": 0.25, "counted": 0.25, "first": 0.25, "second": 0.10, "elsewhere": 0.25}
 """Kind of prediction → largest error that meets the goal."""
 STARTUP = ROOT / "trainer-image/dltrain/startup/path"
 TIMEOUT_S = 300.0
@@ -114,8 +117,19 @@ def predicted_s(script: ObservedStructure, ranks: int, known: Constants) -> floa
     return found.chosen.prediction.step_s
 
 
-def run(script: str, ranks: int, folder: Path) -> Run:
-    """Run a script to its end, and return what its rank 0 reported. Raise SystemExit if a rank fails."""
+CPU_CLOCK = """import sys, time, types
+observer = sys.modules.get("_dljob_observation.observer")
+if observer is not None:
+    observer.time = types.SimpleNamespace(monotonic=time.process_time)
+"""
+"""A ``sitecustomize`` with which the observer measures CPU times of its process."""
+
+
+def run(script: str, ranks: int, folder: Path, cpu_time: bool = False) -> Run:
+    """Run a script to its end, and return what its rank 0 reported. Raise SystemExit if a rank fails.
+
+    ``cpu_time``: its steps are measured as CPU times of its process, which exclude other processes.
+    """
     path = next(
         each for each in (ROOT / f"examples/{part}/{script}.py" for part in ("programs", "scripts")) if each.exists()
     )
@@ -127,6 +141,9 @@ def run(script: str, ranks: int, folder: Path) -> Run:
         port = free.getsockname()[1]
         free.close()
         threading.Thread(target=_read_all, args=(server, seen), daemon=True).start()
+        (folder / "site").mkdir()
+        if cpu_time:
+            (folder / "site/sitecustomize.py").write_text(CPU_CLOCK, encoding="utf-8")
         processes = [_started(path, rank, ranks, port, folder) for rank in range(ranks)]
         for rank, process in enumerate(processes):
             output, _ = process.communicate(timeout=TIMEOUT_S)
@@ -143,7 +160,7 @@ def _started(path: Path, rank: int, ranks: int, port: int, folder: Path) -> "sub
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
     variables = {
-        "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(libraries()), str(STARTUP))),
+        "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(libraries()), str(STARTUP), str(folder / "site"))),
         "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1,
         "DLJOB_CHECKPOINT_DIR": checkpoints, "STEPS": SCRIPTS[path.stem] or "",
@@ -190,7 +207,12 @@ def rows(
     ``before``: runs of the round before. ``known``: the constants of this round's hardware probe.
     """
     for (script, ranks), each in runs.items():
-        sources = {"counted": stored(each, each.counted), "first": stored(each, each.first)}
+        without_calls = each.counted.model_copy(update={"host": None})
+        sources = {
+            "layers": stored(each, without_calls),
+            "counted": stored(each, each.counted),
+            "first": stored(each, each.first),
+        }
         if earlier := before.get((script, ranks)):
             sources["second"] = stored(earlier, earlier.last)
         if other := runs.get((script, sum(PLACES) - ranks)):
@@ -241,6 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="Number of rounds (default %(default)s)")
     parser.add_argument("--script", choices=sorted(SCRIPTS), help="Measure one script (default: all)")
+    parser.add_argument("--cpu-time", action="store_true", help="Measure CPU times of one rank, also on a busy machine")
     parser.add_argument("--json", type=Path, help="File for all predictions and measurements")
     options = parser.parse_args()
     found: list[dict[str, Any]] = []
@@ -249,9 +272,9 @@ def main() -> None:
         known, _ = probed()
         runs = {}
         for script in (options.script,) if options.script else SCRIPTS:
-            for ranks in PLACES:
+            for ranks in PLACES[:1] if options.cpu_time else PLACES:
                 with tempfile.TemporaryDirectory() as folder:
-                    runs[script, ranks] = run(script, ranks, Path(folder))
+                    runs[script, ranks] = run(script, ranks, Path(folder), options.cpu_time)
                 print(
                     f"round {number}: {script}, {ranks} ranks: {1e3 * runs[script, ranks].measured_s:.2f} ms",
                     flush=True,

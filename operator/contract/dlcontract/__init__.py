@@ -81,7 +81,7 @@ from dlcontract.report import (
     TargetForecast,
     TargetProgress,
 )
-from dlcontract.structure import Structure, Work
+from dlcontract.structure import HostCalls, Structure, Work
 from dlcontract.until import Until
 
 __all__ = [
@@ -143,6 +143,7 @@ __all__ = [
     "Failure",
     "FailureAllowance",
     "FailureRule",
+    "HostCalls",
     "MeasuredEnergy",
     "Mismatch",
     "ModelRef",

@@ -18,6 +18,19 @@ class Work(UntrustedRecord):
     ] = 0
 
 
+class HostCalls(UntrustedRecord):
+    """What one step asks of the host: updates, calls of functions, and the operators of torch by kind."""
+
+    updates: Annotated[Count, Field(description="Updates by optimizers.")] = 0
+    functions: Annotated[Count, Field(description="Calls of Python's own and of built-in functions.")] = 0
+    different: Annotated[Count, Field(description="Different functions of Python that were called.")] = 0
+    views: Annotated[Count, Field(description="Operators that compute nothing, such as views.")] = 0
+    operators: Annotated[Count, Field(description="Operators of no other kind.")] = 0
+    products: Annotated[Count, Field(description="Products of matrices, in both passes.")] = 0
+    convolutions: Annotated[Count, Field(description="Convolutions, in both passes.")] = 0
+    messages: Annotated[Count, Field(description="Collectives of torch.distributed.")] = 0
+
+
 class Structure(UntrustedRecord):
     """What one step of a script costs on the observed rank. All counts are of one step of this rank, unless stated."""
 
@@ -37,6 +50,7 @@ class Structure(UntrustedRecord):
         int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
     ] = 0
     work: Annotated[tuple[Work, ...], Field(max_length=8, description="Work of the step by kind of operation.")] = ()
+    host: Annotated[HostCalls | None, Field(description="Calls of the host in the step. None: not counted.")] = None
     steps: Annotated[Count, Field(description="Steps that this process has made so far.")] = 0
     step_s: Annotated[Seconds | None, Field(description="Median time of the steps so far. None: too few steps.")] = None
     world_size: Annotated[int, Field(ge=1, le=100_000, description="Number of ranks.")] = 1

@@ -22,6 +22,22 @@ class ObservedWork(FiniteModel):
     ] = 0.0
 
 
+Calls = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class ObservedHostCalls(FiniteModel):
+    """What a step of a script asks of the host: updates, calls of functions, and operators by kind."""
+
+    updates: Calls = 0
+    functions: Annotated[Calls, Field(description="Calls of Python's own and of built-in functions.")] = 0
+    different: Annotated[Calls, Field(description="Different functions of Python that were called.")] = 0
+    views: Annotated[Calls, Field(description="Operators that compute nothing, such as views.")] = 0
+    operators: Annotated[Calls, Field(description="Operators of no other kind.")] = 0
+    products: Annotated[Calls, Field(description="Products of matrices, in both passes.")] = 0
+    convolutions: Annotated[Calls, Field(description="Convolutions, in both passes.")] = 0
+    messages: Annotated[Calls, Field(description="Collectives of torch.distributed.")] = 0
+
+
 class ObservedStructure(FiniteModel):
     """Costs of a step of a script that no spec describes, as rank 0 of a run showed them."""
 
@@ -38,6 +54,9 @@ class ObservedStructure(FiniteModel):
         int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
     ] = 0
     work: Annotated[tuple[ObservedWork, ...], Field(max_length=8, description="Operations by kind.")] = ()
+    host_calls: Annotated[
+        ObservedHostCalls | None, Field(description="Calls of the host in a step. Unset: not counted.")
+    ] = None
     nodes: Annotated[int, Field(ge=1, description="Nodes of the run.")] = 1
     ranks_per_node: Annotated[int, Field(ge=1)] = 1
     cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs.")] = None

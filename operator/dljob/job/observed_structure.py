@@ -42,6 +42,7 @@ def planner_structure(stored: ObservedStructure | None, device: str) -> Structur
             Work(each.kind, each.count, each.forward_flops_per_sample, each.moved_bytes_per_sample)
             for each in stored.work
         ),
+        host_calls=None if stored.host_calls is None else tuple(stored.host_calls.model_dump(by_alias=False).items()),
         device=device,
         nodes=stored.nodes,
         ranks_per_node=stored.ranks_per_node,

@@ -209,7 +209,7 @@ def test_padded_channels_take_no_time_without_a_refit_and_may_take_none_with_it(
 
 
 def test_every_term_belongs_to_a_part_that_the_reference_networks_measure() -> None:
-    assert set(PART_OF_TERM) == set(structure.HOST_S) | set(structure.TIME_S)
+    assert set(PART_OF_TERM) == set(structure.HOST_S) | set(structure.CALL_S) | set(structure.TIME_S)
     assert set(PART_OF_TERM.values()) <= set(vars(NOMINAL))
 
 

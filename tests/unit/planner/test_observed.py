@@ -5,6 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dljob.calibrate.learned import Learned, LearnedPoint
+from dljob.cluster import catalogue
+from dljob.cluster.catalogue import TimeFactors
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.workload import structure
 from dljob.perf.workload.observed import MAX_LAYERS, Structure, Work, observed
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Decision, FixedChoice, Request, compare, plan, scaling
@@ -19,6 +23,7 @@ SEEN = Structure(
     work=(Work("convolution", 6, 1.5e7, 6e5), Work("product", 2, 5e6, 2e4), Work("other", 10, 0, 8e5)),
     device="cpu", nodes=2, ranks_per_node=1, cores=1,
 )  # fmt: skip
+CORE = catalogue.cpu("cpu", 1.0)
 CPUS = view({"device": "cpu", "count": 4, "cpu": 2, "memory": "8Gi", "bandwidth": "125M"})
 
 
@@ -233,3 +238,27 @@ def test_assumed_memory_is_free_on_the_nodes_of_each_group() -> None:
     asked = replace(SCRIPT, nodes_min=1, fixed=places, global_batch=72, total_steps=100, missing=("model",))
     large, small = decided(asked, nodes, known(device="large")).chosen.prediction.pods_nbytes
     assert small <= 3 * 2**30 < large
+
+
+def test_counted_calls_of_the_host_replace_its_assumed_overhead() -> None:
+    """A step of a small script is Python and operators outside of forward passes, which the layers do not show."""
+    calls = (("updates", 2.0), ("functions", 6000.0), ("different", 400.0), ("views", 90.0), ("operators", 110.0))
+    assert dict(structure.host_terms(observed(replace(SEEN, host_calls=calls)))) == dict(calls)
+    counted_s = {
+        factor: plan_s(known(host_calls=tuple((kind, factor * count) for kind, count in calls))) for factor in (0, 1, 2)
+    }
+    added_s = sum(structure.CALL_S[kind] * count for kind, count in calls)
+    assert counted_s[1] - counted_s[0] == pytest.approx(added_s)
+    assert counted_s[2] - counted_s[0] == pytest.approx(2 * added_s)
+    assert counted_s[0] < plan_s(known()), "neither layers nor the loop of the built-in trainer"
+    slow = replace(catalogue.cpu("cpu", 1.0), factors=TimeFactors(host=2.0))
+    both = [catalogue_curve(observed(replace(SEEN, host_calls=calls)), chip).seconds(0) for chip in (CORE, slow)]
+    assert both[1] - both[0] == pytest.approx(added_s), "the probe measures the host of each type of device"
+
+
+def plan_s(learned: dict[tuple[str, str], Learned]) -> float:
+    return decided(SCRIPT, CPUS, learned).chosen.prediction.compute_s
+
+
+def test_calls_count_for_scripts_whose_operations_have_no_kinds() -> None:
+    assert observed(replace(SEEN, work=(), host_calls=(("updates", 1.0),))).host_calls == (("updates", 1.0),)

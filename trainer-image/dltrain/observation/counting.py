@@ -6,6 +6,16 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+_MORE_PRODUCTS = (
+    _CPU_ATTENTION,
+    *_RECURRENT,
+    f"{_CPU_ATTENTION}_backward",
+    *(f"{name}_backward" for name in _RECURRENT),
+)
+"""Products of matrices for which torch has no formula."""
+
 
 def counting_mode(own: Sequence[Any]) -> Any:
     """Return a mode of torch that counts the operations and the kept memory of what runs in it.
@@ -53,9 +63,7 @@ def counting_mode(own: Sequence[Any]) -> Any:
             flops = float(formula(*args, **kwargs, out_val=result)) if formula else _more_flops(packet, args)
             if not given or (is_view and not flops):
                 return
-            name = packet.__name__
-            kind = "convolution" if "conv" in name else "product" if flops else "pool" if "pool" in name else "other"
-            costs = self.work.setdefault(kind, [0, 0.0, 0.0, 0.0])
+            costs = self.work.setdefault(kind_of(packet, flops), [0, 0.0, 0.0, 0.0])
             for i, more in enumerate((1, flops, _nbytes(given), _nbytes(outputs))):
                 costs[i] += more
 
@@ -67,14 +75,26 @@ def counting_mode(own: Sequence[Any]) -> Any:
     return Counting()
 
 
+def kind_of(packet: Any, flops: float = 0.0) -> str:
+    """Return the kind of an operator: convolution, product, pool or other. ``flops``: its operations, if known."""
+    from torch.utils.flop_counter import flop_registry
+
+    name = packet.__name__
+    if "conv" in name:
+        return "convolution"
+    if flops or packet in flop_registry or name in _MORE_PRODUCTS:
+        return "product"
+    return "pool" if "pool" in name else "other"
+
+
 def _more_flops(packet: Any, args: Any) -> float:
     """Return the operations of operators for which torch has no formula: attention on CPUs, and recurrent layers."""
     name = packet.__name__
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
+    if name == _CPU_ATTENTION:
         query, key, value = args[:3]
         pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
         return float(2 * pairs * (query.shape[3] + value.shape[3]))
-    if name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"):
+    if name in _RECURRENT:
         # After the weights, the operator of CPUs has the states, which also have two dimensions.
         given = args[1:5] if name == "mkldnn_rnn_layer" else args[1:2]
         weights = [tensor for tensor in tensors_in(given) if tensor.dim() == 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 from typing import Any
 
 from .counting import counting_mode, tensors_in
+from .host_counting import host_calls, in_backward_pass, operator_counts
 
 COMPILED = "the script uses torch.compile"
 
@@ -18,7 +20,7 @@ class ObservedStep:
 
     The modules that the script calls itself, and not through other modules, are the *outer* ones. While one of them
     runs, a mode of torch sees each operation. It is not active outside of them, so that it never overlaps with a mode
-    that the script uses.
+    that the script uses. The operators of the whole step are only counted (``host_counting``).
 
     ``limit_s``: seconds after which the next forward pass stops observing, so that a script that never updates the
     optimizer again is not slowed down for long.
@@ -62,18 +64,28 @@ class ObservedStep:
         except TypeError:  # Older releases of torch do not show keyword arguments.
             after = hooks.register_module_forward_hook(self._leave, always_call=True)
         self._handles = [after, hooks.register_module_forward_pre_hook(self._enter)]
+        self._updates = 0
+        self._operators: Any = None
+        with contextlib.suppress(Exception):  # Older releases of torch do not have the functions for modes.
+            self._operators = operator_counts()
+
+    def updated(self, optimizer: Any) -> None:
+        """Count an update by ``optimizer`` in this step."""
+        self.optimizers[id(optimizer)] = optimizer
+        self._updates += 1
 
     def end(self) -> bool:
-        """Stop observing and remove the hooks. Return False if they must stay until the end of a forward pass.
+        """Stop observing and remove the hooks. Return False if some must stay until a pass ends, to be called again.
 
         The mode must end with this forward pass, because the script may have begun modes in it.
         """
         self._ended = True
+        counted = self._operators is None or self._operators.end()
         if self._mode is not None:
             self._failure = self._failure or "it updates the model within a forward pass"
             return False
         self._remove()
-        return True
+        return bool(counted)
 
     def _remove(self) -> None:
         for handle in self._handles:
@@ -90,8 +102,11 @@ class ObservedStep:
             return "found no call of a torch.nn.Module with a batch of samples"
         return None if self._flops else "found no products of matrices and no convolutions"
 
-    def structure(self) -> dict[str, Any]:
-        """Return the fields of ``dlcontract.Structure`` that this step shows. It has no problem."""
+    def structure(self, functions: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Return the fields of ``dlcontract.Structure`` that this step shows. It has no problem.
+
+        ``functions``: numbers of calls of functions in a step, and of different ones; None: unknown.
+        """
         busiest = max(self._samples, key=lambda key: self._samples[key])
         samples = self._samples[busiest]
         updated = {
@@ -109,6 +124,7 @@ class ObservedStep:
             "flops": self._flops,
             "activation_nbytes": self._kept_nbytes,
             "optimizer_slots": _slots(self.optimizers.values()),
+            "host": host_calls(functions, self._operators and self._operators.counts, self._updates),
             "work": [
                 {"kind": kind, "count": int(count), "forward_flops": flops, "moved_nbytes": int(nbytes)}
                 for kind, (count, flops, nbytes) in self._work.items()
@@ -162,7 +178,7 @@ class ObservedStep:
         import torch
 
         trains = torch.is_grad_enabled()
-        if _in_backward_pass() and id(module) not in self._without_gradients:
+        if in_backward_pass() and id(module) not in self._without_gradients:
             self._count_again(mode)
             return
         forward_FLOPs = 0.0
@@ -203,14 +219,6 @@ class ObservedStep:
         for kind, (_, flops, read_nbytes, written_nbytes) in mode.work.items():
             self._flops += flops
             self._work.setdefault(kind, [1, 0.0, 0.0])[2] += read_nbytes + written_nbytes
-
-
-def _in_backward_pass() -> bool:
-    """Return True if autograd runs a backward pass in this thread. On CPUs, it does so in the thread of the script."""
-    import torch
-
-    task = getattr(torch._C, "_current_graph_task_id", None)  # Older releases of torch do not have it.
-    return task is not None and task() != -1
 
 
 def _slots(optimizers: Any) -> int:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from statistics import median
 from typing import Any
 
+from .host_counting import FunctionCounts
 from .observed_step import COMPILED, ObservedStep, is_compiled
 
 OBSERVE_ENV, SOCKET_ENV = "DLTRAIN_OBSERVE", "DLTRAIN_SOCKET"
@@ -136,6 +137,9 @@ class Observer:
         self._steps = self._tries = 0
         self._last_s: float | None = None
         self._times = _StepTimes()
+        self._functions: FunctionCounts | None = None
+        """The calls of functions in the last step of the warm-up."""
+        self._calls: tuple[int, int] | None = None
         self._step: ObservedStep | None = None
         self._ending: list[ObservedStep] = []
         """Ended steps whose hooks are still to be removed."""
@@ -172,10 +176,13 @@ class Observer:
             if self._step.is_hopeless:
                 self._give_up(self._step.problem() or "")
                 return
-            self._step.optimizers[id(optimizer)] = optimizer
+            self._step.updated(optimizer)
         if id(optimizer) != self._main:
             return
         self._steps += 1
+        profiled, self._functions = self._functions, None
+        if profiled is not None:
+            self._calls = profiled.end()
         observed, self._step = self._step, None
         self._ending = [step for step in self._ending if not step.end()]
         if observed is not None:
@@ -184,22 +191,24 @@ class Observer:
             self._take(observed)
             if self._off:
                 return
-        elif self._last_s is not None:
+        elif self._last_s is not None and profiled is None:
             self._times.add(now_s - self._last_s)
-        self._last_s = time.monotonic()
+        before_s, self._last_s = self._last_s, time.monotonic()
+        if self._steps == WARM_UP - 1:
+            self._functions = FunctionCounts()
         if self._found is None and self._steps >= WARM_UP:
             if is_compiled():
                 self._give_up(COMPILED)
                 return
             self._tries += 1
-            self._step = ObservedStep(max(LIMIT_S, 3 * max(self._times.sample, default=0.0)))
-        elif now_s >= self._send_at_s or self._times.count == FIRST_TIMES:
+            self._step = ObservedStep(max(LIMIT_S, 3 * max([now_s - (before_s or now_s), *self._times.sample])))
+        elif self._times.count == FIRST_TIMES or (now_s >= self._send_at_s and self._times.count >= LEAST_TIMES):
             self._send()
 
     def _take(self, observed: ObservedStep) -> None:
         problem = observed.problem()
         if problem is None:
-            self._found = observed.structure()
+            self._found = observed.structure(self._calls)
             self._say(
                 "observed a step: {parameters:,} parameters, {samples} samples and {flops:.4g} operations on this "
                 "rank. dljob plan uses this; DLJOB_OBSERVE=off switches it off".format(**self._found)
@@ -232,6 +241,8 @@ class Observer:
 
     def _give_up(self, reason: str) -> None:
         step, self._step = self._step, None
+        if self._functions is not None:
+            self._functions.end()
         if step is not None and not step.end():
             self._ending.append(step)
         self._off, self._found = True, None

@@ -2,7 +2,7 @@
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
-from dljob.api.script_profile import ObservedStructure, ObservedWork
+from dljob.api.script_profile import ObservedHostCalls, ObservedStructure, ObservedWork
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
@@ -113,6 +113,7 @@ def stored_structure(
             )
             for each in seen.work
         ),
+        host_calls=None if seen.host is None else ObservedHostCalls(**seen.host.model_dump()),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         cores=cores,

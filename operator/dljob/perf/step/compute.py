@@ -144,7 +144,9 @@ def regressed(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> Cu
     except for the framework's overhead. The measured factors of the device (``Device.term_factors``, or ``factors``)
     multiply the terms.
     """
-    host = sum(_measured_s(structure.host_terms(workload), structure.HOST_S, device).values()) / min(1.0, use.cores)
+    host = sum(
+        _measured_s(structure.host_terms(workload), {**structure.HOST_S, **structure.CALL_S}, device).values()
+    ) / min(1.0, use.cores)
     host += use.fork_s * len(workload.layers)
     speed = _core_speed(device, use)
     fixed, one = (_on_cores(structure.time_terms(workload, b), use, device) / speed for b in (0, 1))
@@ -159,6 +161,7 @@ def _core_speed(device: Device, use: CoreUse) -> float:
 PART_OF_TERM = {
     "step": "host",
     "layer": "host",
+    **dict.fromkeys(structure.CALL_S, "host"),
     "convolution_FLOP": "convolution",
     "padding_FLOP": "convolution",
     "narrow_FLOP": "convolution",

@@ -1,6 +1,6 @@
 """The workload of a script whose structure was observed in an earlier run (``Structure``)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dljob.perf.workload.layers import Layer
@@ -40,6 +40,8 @@ class Structure:
     """Samples of the observed rank in a step."""
     optimizer_slots: int
     work: tuple[Work, ...] = ()
+    host_calls: tuple[tuple[str, float], ...] | None = None
+    """Number of calls of the host in a step by kind (``structure.CALL_S``); None if they were not counted."""
     device: str = ""
     """Type of the device on which the run was observed."""
     nodes: int = 1
@@ -63,13 +65,16 @@ def observed(structure: Structure) -> Workload:
     Operations of the same kind become equal layers. Convolutions and products hold the parameters.
     """
     momentum, optimizer = (0.9, "Adam") if structure.optimizer_slots > 1 else (0.9 * structure.optimizer_slots, "SGD")
-    same = hinted(
-        structure.parameters,
-        structure.flops,
-        structure.activation_nbytes,
-        structure.sample_nbytes,
-        "Adam" if optimizer == "Adam" else "SGD",
-        momentum,
+    same = replace(
+        hinted(
+            structure.parameters,
+            structure.flops,
+            structure.activation_nbytes,
+            structure.sample_nbytes,
+            "Adam" if optimizer == "Adam" else "SGD",
+            momentum,
+        ),
+        host_calls=structure.host_calls,
     )
     total = sum(work.count for work in structure.work)
     forward_FLOPs = sum(work.forward_FLOPs for work in structure.work)
@@ -109,5 +114,6 @@ def observed(structure: Structure) -> Workload:
         transient_nbytes=2 * structure.activation_nbytes / min(len(layers), 10),
         sample_nbytes=structure.sample_nbytes,
         optimizer_slots=same.optimizer_slots,
+        host_calls=structure.host_calls,
         activation_16_nbytes=same.activation_16_nbytes,
     )

@@ -19,6 +19,21 @@ are assumed to have used such a core."""
 
 HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
 """Framework overhead in seconds per step and per layer, independent of the batch."""
+CALL_S: Mapping[str, float] = {
+    "updates": 1.1e-4,
+    "functions": 1.6e-7,
+    "different": 1.4e-6,
+    "views": 1.9e-6,
+    "operators": 3.5e-6,
+    "products": 7.6e-6,
+    "convolutions": 1.45e-4,
+    "messages": 8.5e-5,
+}
+"""Seconds of the host for each counted call of an observed script (``dlcontract.HostCalls``), in place of ``HOST_S``.
+
+Code that a step runs for the first time is not in the caches any more, so that a function costs more in its first call
+of a step (``different``) than in the others. benchmarks/perfmodel/host_calls measured the constants with small
+programs of its own on a virtual core of an AMD EPYC."""
 TIME_S: Mapping[str, float] = {
     "convolution_FLOP": 7.16e-12,
     "padding_FLOP": 0.0,
@@ -75,10 +90,12 @@ def host_layers(workload: Workload) -> float:
 
 
 def host_terms(workload: Workload) -> dict[str, float]:
-    """Return {"step": 1, "layer": number of layers (``host_layers``)}.
+    """Return {"step": 1, "layer": number of layers (``host_layers``)}, or the counted calls of an observed script.
 
-    These counts, multiplied by the seconds in ``HOST_S``, give the framework's overhead per step.
+    These counts, multiplied by the seconds in ``HOST_S`` or ``CALL_S``, give the framework's overhead per step.
     """
+    if workload.host_calls is not None:
+        return dict(workload.host_calls)
     return {"step": 1.0, "layer": float(host_layers(workload))}
 
 

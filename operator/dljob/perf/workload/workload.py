@@ -82,6 +82,8 @@ class Workload:
     """Bytes of a sample in the model's output, the loss and the gradient of the output, if the layers are dense."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None: unknown, or the layers show it."""
+    host_calls: tuple[tuple[str, float], ...] | None = None
+    """Counted calls of the host in a step by kind (``structure.CALL_S``) of an observed script; None: not counted."""
     reuses_blocks: bool = False
     """True if a tensor fits into the block of a freed one in the heap of ranks on CPUs, as in the trainer image."""
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from dlcontract import Failure, Report, RunPhase, Structure, Work
+from dlcontract import Failure, HostCalls, Report, RunPhase, Structure, Work
 from dljob.api import DLProfileStatus
 from dljob.api.script_profile import ObservedStructure
 from dljob.job.identity import profile_key, profile_name
-from dljob.job.observed_structure import with_structure
+from dljob.job.observed_structure import planner_structure, with_structure
 from dljob.job.profiles import learned, learned_by_model
 from dljob.kube import Cache, Kube
 from dljob.kube.kinds import PROFILE
+from dljob.perf.workload.structure import CALL_S
 from dljob.reconcile import RunMeasurements
 from dljob.reconcile.parsed import parse_observed
 from support.builders import NOW, Json, planned, report, seen
@@ -169,3 +170,19 @@ def test_stored_structure_survives_a_profile_without_one() -> None:
 def test_failed_run_stores_nothing_new() -> None:
     failure = Failure(reason="RankFailed", message="it failed")
     assert step(done(RunPhase.FAILED, SPEC, structure=TIMED, failure=failure)).measurements is None
+
+
+def test_calls_of_the_host_reach_the_plan() -> None:
+    calls = HostCalls(updates=1, functions=4800, different=450, views=100, operators=70, products=5, messages=1)
+    found = measurements(TIMED.model_copy(update={"host": calls}))
+    assert found is not None and found.structure is not None
+    assert found.structure.manifest()["hostCalls"] == {
+        "updates": 1, "functions": 4800, "different": 450, "views": 100, "operators": 70, "products": 5, "convolutions": 0,
+        "messages": 1,
+    }  # fmt: skip
+    stored = ObservedStructure.model_validate(found.structure.manifest())
+    planned = planner_structure(stored, "cpu")
+    assert planned is not None and dict(planned.host_calls or ()) == calls.model_dump()
+    assert set(calls.model_dump()) == set(CALL_S), "each kind has its time"
+    before = measurements(TIMED)
+    assert before is not None and before.structure is not None and before.structure.host_calls is None

@@ -137,7 +137,9 @@ def _cpu_speed(
     def predicted_on(each: Layout) -> Curve:
         own = use_of(pool, each, hardware)
         core = chip(own.cores)
-        return catalogue_curve(workload, core, use=own).later(loop_s(core, own.cores))
+        curve = catalogue_curve(workload, core, use=own)
+        # The counted calls of a script are those of its whole step.
+        return curve if workload.host_calls is not None else curve.later(loop_s(core, own.cores))
 
     seen = [_as_on_machine(point, pool, hardware) for point in known.points] if known else []
 
