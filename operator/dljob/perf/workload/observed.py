@@ -50,6 +50,8 @@ class Structure:
     """Measured seconds of a step of this run; None if they were not measured, or if its ranks were not all alike."""
     steps: int = 0
     """Steps of the whole training; 0 if the run did not complete it."""
+    frozen_nbytes: int = 0
+    """Bytes of the parameters that are not trained."""
 
     @property
     def ranks(self) -> int:
@@ -70,6 +72,7 @@ def observed(structure: Structure) -> Workload:
         structure.sample_nbytes,
         "Adam" if optimizer == "Adam" else "SGD",
         momentum,
+        frozen_nbytes=structure.frozen_nbytes,
     )
     total = sum(work.count for work in structure.work)
     forward_FLOPs = sum(work.forward_FLOPs for work in structure.work)
@@ -110,4 +113,5 @@ def observed(structure: Structure) -> Workload:
         sample_nbytes=structure.sample_nbytes,
         optimizer_slots=same.optimizer_slots,
         activation_16_nbytes=same.activation_16_nbytes,
+        frozen_nbytes=structure.frozen_nbytes,
     )

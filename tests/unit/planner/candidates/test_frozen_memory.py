@@ -4,8 +4,12 @@ from typing import Any, Literal
 
 import pytest
 
+from dlcontract import Structure
+from dljob.job.observed_structure import planner_structure
+from dljob.job.plan.structure import stored_structure
 from dljob.perf.resources import memory
 from dljob.perf.step import model_split, zero
+from dljob.perf.workload.observed import observed
 from dljob.perf.workload.workload import StatedPairs, hinted, in_precision
 from dljob.planner import Request
 from support.planner_questions import decided, view
@@ -111,3 +115,11 @@ def test_backward_pass_needs_no_gradients_of_frozen_weights() -> None:
     assert parts(0) == pytest.approx(2)
     assert parts(BASE) == pytest.approx(1, abs=0.01)
     assert lora().flops_per_sample == pytest.approx(lora(0).flops_per_sample)
+
+
+def test_frozen_parameters_of_observed_scripts_count() -> None:
+    seen = Structure(parameters=20_000_000, frozen_nbytes=BASE, samples=8, flops=8e13, optimizer_slots=2)
+    stored = stored_structure(seen, nodes=1, ranks_per_node=1, cores=1, step_s=None, steps=0)
+    structure = planner_structure(stored, "cpu")
+    assert structure is not None
+    assert memory.rank_nbytes(observed(structure), 1, is_gpu=False) >= 2 * BASE
