@@ -226,7 +226,42 @@ def test_memory_independent_of_the_batch_is_not_counted_per_sample() -> None:
 def test_frozen_parameters_are_not_counted() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
-    assert profile(model, [Input((8,))]).parameters == 4 * 2 + 2
+    found = profile(model, [Input((8,))])
+    assert found.parameters == 4 * 2 + 2
+    assert found.frozen_nbytes == 4 * (8 * 4 + 4)
+    assert found.forward_FLOPs == 2 * (8 * 4 + 4 * 2)
+    assert found.backward_FLOPs == 2 * 4 * 2, "only the last weights have gradients"
+
+
+class _Adapted(nn.Module):
+    """A trained layer before a pair of which nothing, or only the first layer, is trained."""
+
+    def __init__(self, *, trains_first: bool) -> None:
+        super().__init__()
+        self.before, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.up.requires_grad_(trains_first)
+        self.down.requires_grad_(False)
+
+    def pairs(self) -> list[Any]:
+        return [(self.up, self.down)]
+
+    def forward(self, x: Any) -> Any:
+        return self.down(nn.functional.relu(self.up(self.before(x))))
+
+
+@pytest.mark.parametrize("trains_first", [False, True])
+def test_frozen_parameters_of_pairs_are_counted_apart(trains_first: bool) -> None:
+    """The API rejects more parameters or operations in pairs than in the whole model."""
+    found = profile(_Adapted(trains_first=trains_first), [Input((8,))])
+    first, second = 8 * 32 + 32, 32 * 8
+    assert found.frozen_nbytes == 4 * (second + 8 + (0 if trains_first else first))
+    assert found.pairs is not None
+    assert found.pairs.parameters == (first if trains_first else 0)
+    assert found.pairs.frozen_nbytes == 4 * (second + (0 if trains_first else first))
+    assert found.pairs.FLOPs == 2 * 8 * 32 * (5 if trains_first else 4), "frozen weights have no gradients"
+    hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
+    assert hints is not None and hints.pairs is not None
+    assert (hints.frozen_bytes, hints.pairs.frozen_bytes) == (found.frozen_nbytes, found.pairs.frozen_nbytes)
 
 
 def test_command_prints_hints(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Profile:
     """Bytes of the largest trainable tensor."""
     largest_activation_nbytes: float = 0.0
     """Bytes of the largest tensor in ``activation_nbytes``."""
+    frozen_nbytes: int = 0
+    """Bytes of the parameters that are not trained."""
     pairs: PairsProfile | None = None
     """None if the model says nothing about pairs, or has a pair that cannot be split."""
 
@@ -49,7 +51,7 @@ class Profile:
             f"model:\n  hints:\n    parameters: {self.parameters}\n"
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
             f"  # forward {self.forward_FLOPs:.4g}, backward {self.backward_FLOPs:.4g}\n"
-            f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n{self._checkpointed()}"
+            f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n{self._checkpointed()}{self._frozen()}"
             f"{self._dense()}{self._pairs()}"
             f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored like the model's input\n"
         )
@@ -58,6 +60,11 @@ class Profile:
         if self.checkpointed_nbytes is None:
             return ""
         return f"    checkpointedActivationBytesPerSample: {self.checkpointed_nbytes:.0f}\n"
+
+    def _frozen(self) -> str:
+        return (
+            f"    frozenBytes: {self.frozen_nbytes}  # parameters that are not trained\n" if self.frozen_nbytes else ""
+        )
 
     def _dense(self) -> str:
         if self.dense_output_nbytes is None:
@@ -76,6 +83,7 @@ class Profile:
             f"      parameters: {pairs.parameters}\n      flopsPerSample: {pairs.FLOPs:.0f}\n"
             f"      activationBytesPerSample: {pairs.activation_nbytes:.0f}\n"
             f"      reducedBytesPerSample: {pairs.reduced_nbytes:.0f}\n"
+            + (f"      frozenBytes: {pairs.frozen_nbytes}\n" if pairs.frozen_nbytes else "")
         )
 
 
@@ -140,6 +148,7 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
         output if is_dense else None,
         max(p.nbytes for p in trained),
         largest,
+        sum(p.nbytes for p in model.parameters() if not p.requires_grad),
         pairs,
     )
 

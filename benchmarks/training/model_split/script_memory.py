@@ -2,10 +2,11 @@
 
     hack/env python -m benchmarks.training.model_split.script_memory [--net decoder-10 …] [--rounds 3] [--json FILE]
 
-The script is ``benchmarks.training.ranks.split_script``: networks of 10 to 50 million parameters with AdamW. Its plan
-follows from ``spec.model.hints`` alone, with the figures that ``python -m dltrain.profile`` prints. Ranks of this
-machine with one thread each train it for three steps. All numbers are those of the rank with the most memory, medians
-of the rounds, beside what the rank has when it begins (see ``memory``):
+The script is ``benchmarks.training.ranks.split_script``: networks of 10 to 50 million parameters with AdamW, and LoRA
+on a frozen decoder of 75 million parameters, which the script loads from a file. Its plan follows from
+``spec.model.hints`` alone, with the figures that ``python -m dltrain.profile`` prints. Ranks of this machine with one
+thread each train it for three steps. All numbers are those of the rank with the most memory, medians of the rounds,
+beside what the rank has when it begins (see ``memory``):
 
 - ``peak``: the largest memory of the run. ``created``: the largest until the rank has its part of the model.
 - ``plan``: what the plan adds to the memory of a process. ``first``: with the three figures that a user may write by
@@ -18,7 +19,9 @@ of the rounds, beside what the rank has when it begins (see ``memory``):
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -48,6 +51,7 @@ NETS = {
     "decoder-25": ("decoder", 576, 6),
     "decoder-50": ("decoder", 832, 6),
     "mixer-25": ("mixer", 512, 12),
+    "lora-75": ("lora", 1024, 6),
     "recurrent-11": ("recurrent", 576, 4),
     "convolutional-11": ("convolutional", 256, 9),
 }
@@ -84,7 +88,7 @@ def cases(nets: Iterable[str]) -> Iterable[Case]:
         yield Case(net, "Data", 1)
         for ranks, replicas in ((2, 1), (3, 1), (4, 2)):
             yield Case(net, "Pipeline", ranks, replicas)
-            if ranks % 3 and NETS[net][0] in ("decoder", "mixer"):  # 8 heads
+            if ranks % 3 and NETS[net][0] in ("decoder", "lora", "mixer"):  # 8 heads
                 yield Case(net, "Tensor", ranks, replicas)
 
 
@@ -110,6 +114,7 @@ def hints_of(net: str) -> dict[str, Any]:
         "dense_output_nbytes": hints.dense_output_bytes_per_sample,
         "largest_activation_nbytes": hints.largest_activation_bytes_per_sample,
         "largest_parameter_nbytes": hints.largest_parameter_bytes,
+        "frozen_nbytes": hints.frozen_bytes or 0,
         "pairs": stated_pairs(hints.pairs) if hints.pairs else None,
         "sample_nbytes": x.nbytes + y.nbytes,
     }
@@ -159,6 +164,11 @@ def measured_nbytes(case: Case) -> dict[str, int]:
             dataset=DatasetRef(), checkpoint=CheckpointRef(enabled=False, directory=name), **split,
         )  # fmt: skip
         env = {split_script.KIND_ENV: kind, split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
+        if kind == "lora":
+            base = str(Path(name) / "base.safetensors")
+            writing = [sys.executable, "-m", "benchmarks.training.ranks.split_script", base]
+            subprocess.run(writing, check=True, env={**os.environ, **env})
+            env[split_script.BASE_ENV] = base
         rows = rows_of_ranks(wanted, split_script.main, Path(name), **env)
     found = {name: max(row[name] - row["started"] for row in rows) for name in ("created", "peak")}
     return found | {"process": max(row["anonymous"] for row in rows)}

@@ -1,7 +1,8 @@
 """Run a rank of a training script whose model ranks split, and print its main memory at several times.
 
 The script is what a user writes with ``t.create`` and ``t.run``: a network of the kind ``SCRIPT_KIND`` with
-``SCRIPT_BLOCKS`` blocks of ``SCRIPT_WIDTH`` numbers for each position.
+``SCRIPT_BLOCKS`` blocks of ``SCRIPT_WIDTH`` numbers for each position. With the kind ``lora``, it loads its frozen base
+from the file ``SCRIPT_BASE``, which ``python -m benchmarks.training.ranks.split_script FILE`` writes before.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from benchmarks.training.ranks.model_part_memory import peak_nbytes, resident_nbytes, train_tiny_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, group_norm, relu, scaled_dot_product_attention
 
@@ -21,6 +23,7 @@ from dltrain.train.trainer import Trainer
 WORDS, POSITIONS, HEADS, SIDE = 64, 32, 8, 16
 STEPS = 3
 KIND_ENV, WIDTH_ENV, BLOCKS_ENV = "SCRIPT_KIND", "SCRIPT_WIDTH", "SCRIPT_BLOCKS"
+BASE_ENV = "SCRIPT_BASE"
 
 
 class Block(nn.Module):
@@ -90,12 +93,40 @@ class Net(nn.Module):
     def pairs(self) -> list[object]:
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         attention: list[object] = [((b.query, b.key, b.value), b.out, HEADS) for b in blocks]
-        return attention + [(b.up, b.down) for b in self.blocks if isinstance(b, Block | Mixer)]
+        linear = [b for b in self.blocks if isinstance(b, Block | Mixer) and isinstance(b.up, nn.Linear)]
+        return attention + [(b.up, b.down) for b in linear]
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers():
             x = layer(x)
         return x
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer with a trained correction of low rank."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) + self.up(self.down(x))
+        return found
+
+
+def adapted(width: int, blocks: int) -> Net:
+    """Return a decoder with a frozen base, which it loads from a file if there is one, and trained corrections."""
+    model = Net(Block, width, blocks)
+    if base := os.environ.get(BASE_ENV):
+        model.load_state_dict(load_file(base))
+    model.requires_grad_(False)
+    for block in model.blocks:
+        assert isinstance(block, Block), "made above"
+        block.add_module("up", LoRA(block.up))
+    return model
 
 
 class Images(nn.Sequential):
@@ -129,6 +160,7 @@ class Kind:
 
 KINDS = {
     "decoder": Kind(lambda width, blocks: Net(Block, width, blocks)),
+    "lora": Kind(adapted),
     "mixer": Kind(lambda width, blocks: Net(Mixer, width, blocks)),
     "recurrent": Kind(lambda width, blocks: Net(Recurrent, width, blocks)),
     "convolutional": Kind(Images, images, (3, SIDE, SIDE), torch.float32),
@@ -150,8 +182,8 @@ def train(t: Trainer) -> None:
     row = {"rank": t.rank, "started": resident_nbytes(), "anonymous": resident_nbytes("RssAnon")}
     x, y = KINDS[os.environ[KIND_ENV]].data(t.plan.global_batch * STEPS, 1)
     model = t.create(net)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, opt = t.wrap(model, opt, sample=x[:1])
+    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    model, opt = t.wrap(model, opt, sample=x[:1], save="trained")
     row["created"] = peak_nbytes()
     for inputs, targets in t.steps(t.loader((x, y))):
         t.run(model, inputs, targets, loss_of)
@@ -167,4 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    save_file(Net(Block, int(os.environ[WIDTH_ENV]), int(os.environ[BLOCKS_ENV])).state_dict(), sys.argv[1])

@@ -35,6 +35,9 @@ class Structure(UntrustedRecord):
     """What one step of a script costs on the observed rank. All counts are of one step of this rank, unless stated."""
 
     parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters of the model.")]
+    frozen_nbytes: Annotated[
+        int, Field(ge=0, le=10**16, description="Bytes of the parameters of the model that are not trained.")
+    ] = 0
     samples: Annotated[int, Field(ge=1, le=10**9, description="Number of samples, over all micro-batches.")]
     sample_nbytes: Annotated[int, Field(ge=0, le=10**15, description="Bytes of a sample.")] = 0
     flops: Annotated[

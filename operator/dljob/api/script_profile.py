@@ -42,6 +42,9 @@ class ObservedStructure(FiniteModel):
     """Costs of a step of a script that no spec describes, as rank 0 of a run showed them."""
 
     parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters.")]
+    frozen_bytes: Annotated[
+        int, Field(ge=0, le=10**16, description="Bytes of the parameters that are not trained.")
+    ] = 0
     flops_per_sample: Annotated[
         float, Field(gt=0, le=1e18, description="Floating-point operations of one forward and backward pass.")
     ]

@@ -49,6 +49,7 @@ def planner_structure(stored: ObservedStructure | None, device: str) -> Structur
         cores=stored.cores,
         step_s=stored.step_seconds,
         steps=stored.steps,
+        frozen_nbytes=stored.frozen_bytes,
     )
 
 

@@ -155,6 +155,24 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"model": {"hints": {**HINTS, "largestParameterBytes": 9}}, "trainer": {"command": ["a"]}},
         "must not exceed 8 bytes for each of hints.parameters",
     ),
+    "frozen parameters": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "frozenBytes": 8,
+                             "pairs": {**PAIRS, "parameters": 0, "frozenBytes": 8}}}, "trainer": {"command": ["a"]}}, "",
+    ),
+    "frozen parameters like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "frozenBytes": 5}}, "trainer": {"command": ["a"]}},
+        "set hints.parameters and hints.flopsPerSample as python -m dltrain.profile prints them, or remove hints.frozen",
+    ),
+    "more frozen bytes in pairs than in all": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "frozenBytes": 8, "pairs": {**PAIRS, "frozenBytes": 9}}},
+         "trainer": {"command": ["a"]}},
+        "must not exceed those of the whole",
+    ),
+    "frozen bytes in pairs alone": (
+        {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "pairs": {**PAIRS, "frozenBytes": 9}}},
+         "trainer": {"command": ["a"]}},
+        "must not exceed those of the whole",
+    ),
     "a larger activation than all together": (
         {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "largestActivationBytesPerSample": 10}},
          "trainer": {"command": ["a"]}},

@@ -138,6 +138,7 @@ model = Model()
     assert (found[0].parameters, found[0].optimizer_slots) == (rnn + out, 0)
     forward = 2 * 32 * (20 * 16 + 4 * 4 * 8 * (4 + 8) + 8 * 2)
     assert found[0].flops == pytest.approx(forward * (2 + (rnn + out) / (rnn + out + frozen)))
+    assert found[0].frozen_nbytes == 4 * frozen
 
 
 @pytest.mark.parametrize(

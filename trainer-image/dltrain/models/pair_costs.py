@@ -28,6 +28,8 @@ class PairsProfile:
     """Saved bytes of which each rank has its part. The input and the output of a pair are whole on each rank."""
     reduced_nbytes: float
     """Bytes that ranks sum: the output of each pair, and the gradient of its input, unless this is the data itself."""
+    frozen_nbytes: int = 0
+    """Bytes of the pairs' parameters that are not trained. ``parameters`` does not count them."""
 
 
 class _SummedBytes:
@@ -64,7 +66,8 @@ def _halved(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
             shape = list(parameter.shape)
             shape[dim] = shape[dim] // pair.units * (pair.units // 2)
             replaced.append((layer, key, parameter))
-            setattr(layer, key, nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device="meta")))
+            values = torch.empty(shape, dtype=parameter.dtype, device="meta")
+            setattr(layer, key, nn.Parameter(values, requires_grad=parameter.requires_grad))
 
     try:
         for pair in pairs:
@@ -91,8 +94,9 @@ def pairs_profile(model: nn.Module, inputs: Sequence[Input], FLOPs: float, saved
     if not pairs or min(pair.units for pair in pairs) < 2:
         return None
     own = [model.get_submodule(name) for pair in pairs for name in pair.firsts]
-    parameters = sum(p.numel() for layer in own for p in layer.parameters())
-    parameters += sum(p.numel() for pair in pairs for p in [model.get_submodule(pair.second).get_parameter("weight")])
+    split = [p for layer in own for p in layer.parameters()]
+    split += [model.get_submodule(pair.second).get_parameter("weight") for pair in pairs]
+    parameters = sum(p.numel() for p in split if p.requires_grad)
     found, summed = list[list[float]](), list[float]()
     with _halved(model, pairs):
         for batch in BATCHES:
@@ -114,4 +118,5 @@ def pairs_profile(model: nn.Module, inputs: Sequence[Input], FLOPs: float, saved
         whole * (FLOPs - forward - backward),
         whole * (saved_nbytes - saved),
         (summed[1] - summed[0]) / samples,
+        sum(p.nbytes for p in split if not p.requires_grad),
     )

@@ -59,6 +59,8 @@ class ObservedStep:
         self._sizes: dict[int, int] = {}
         """Number of elements of each trained parameter of the outer modules, by its id. The parameters themselves are
         not stored, because the script may delete them."""
+        self._frozen: dict[int, int] = {}
+        """Bytes of each other parameter of these modules, by its id."""
         try:
             after = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
         except TypeError:  # Older releases of torch do not show keyword arguments.
@@ -119,6 +121,7 @@ class ObservedStep:
             "parameters": max(
                 1, sum(self._sizes.values()), sum(p.numel() for p in updated.values() if p.requires_grad)
             ),
+            "frozen_nbytes": sum(nbytes for key, nbytes in self._frozen.items() if key not in self._sizes),
             "samples": samples,
             "sample_nbytes": self._sample_nbytes[busiest] // samples,
             "flops": self._flops,
@@ -146,7 +149,9 @@ class ObservedStep:
                 self._stop(f"the optimizer was not updated again within {self._limit_s:.0f} s")
                 return
             try:
-                self._sizes.update((id(p), p.numel()) for p in module.parameters() if p.requires_grad)
+                for p in module.parameters():
+                    sizes, size = (self._sizes, 1) if p.requires_grad else (self._frozen, p.element_size())
+                    sizes[id(p)] = p.numel() * size
                 mode = counting_mode([*module.parameters(), *module.buffers()])
                 mode.__enter__()
                 self._mode = mode

@@ -53,7 +53,7 @@ class ModelPairs(ApiModel):
         Field(ge=1, le=10**9, description="Attention heads or features of the pair with the fewest: at most as many "
               "ranks can split the model."),
     ]  # fmt: skip
-    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of parameters in all pairs.")]
+    parameters: Annotated[int, Field(ge=0, le=10**15, description="Number of trainable parameters in all pairs.")]
     flops_per_sample: Annotated[
         float, Field(gt=0, le=10**18, description="Floating-point operations of a sample in all pairs.")
     ]
@@ -63,6 +63,9 @@ class ModelPairs(ApiModel):
     reduced_bytes_per_sample: Annotated[
         int, Field(ge=1, le=10**18, description="Bytes of activations and their gradients that ranks sum for a sample.")
     ]
+    frozen_bytes: Annotated[
+        int | None, Field(ge=0, le=10**16, description="Bytes of the parameters in all pairs that are not trained.")
+    ] = None
 
 
 class ModelHints(ApiModel):
@@ -97,6 +100,8 @@ class ModelHints(ApiModel):
             "pairs",
             "!has(self.pairs) || (has(self.parameters) && has(self.flopsPerSample) && "
             "self.pairs.parameters <= self.parameters && self.pairs.flopsPerSample <= self.flopsPerSample && "
+            "(!has(self.pairs.frozenBytes) || self.pairs.frozenBytes == 0 || "
+            "(has(self.frozenBytes) && self.pairs.frozenBytes <= self.frozenBytes)) && "
             "(self.pairs.activationBytesPerSample == 0 || (has(self.activationBytesPerSample) && "
             "self.pairs.activationBytesPerSample <= self.activationBytesPerSample)))",
             "the figures of hints.pairs must not exceed those of the whole model, which like does not allow: set both "
@@ -109,8 +114,16 @@ class ModelHints(ApiModel):
                     and h.pairs.parameters <= h.parameters
                     and h.pairs.flops_per_sample <= h.flops_per_sample
                     and h.pairs.activation_bytes_per_sample <= h.activation_bytes_per_sample
+                    and (h.pairs.frozen_bytes or 0) <= (h.frozen_bytes or 0)
                 )
             ),
+        ),
+        Rule(
+            "frozenBytes",
+            "!has(self.frozenBytes) || self.frozenBytes == 0 || has(self.parameters)",
+            "hints.like means a model of which all parameters are trained: set hints.parameters and "
+            "hints.flopsPerSample as python -m dltrain.profile prints them, or remove hints.frozenBytes",
+            lambda h: not h.frozen_bytes or h.parameters is not None,
         ),
         Rule(
             "denseOutputBytesPerSample",
@@ -190,6 +203,15 @@ class ModelHints(ApiModel):
     largest_parameter_bytes: Annotated[
         int | None,
         Field(ge=1, le=10**16, description="Bytes of the largest trainable tensor, such as an embedding."),
+    ] = None
+    frozen_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=10**16,
+            description="Bytes of the parameters that are not trained, such as the pretrained base of LoRA. Plans "
+            "count them in the memory of each rank, and twice in main memory, where the script loads them.",
+        ),
     ] = None
     pairs: Annotated[
         ModelPairs | None,

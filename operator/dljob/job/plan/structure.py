@@ -99,6 +99,7 @@ def stored_structure(
     """
     return ObservedStructure(
         parameters=seen.parameters,
+        frozen_bytes=seen.frozen_nbytes,
         flops_per_sample=seen.flops / seen.samples,
         activation_bytes_per_sample=seen.activation_nbytes / seen.samples,
         sample_bytes=float(seen.sample_nbytes),

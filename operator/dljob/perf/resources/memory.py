@@ -255,12 +255,32 @@ def largest_nbytes(workload: Workload, is_gpu: bool) -> float:
     return workload.briefly_nbytes() + (workload.loss_nbytes if workload.is_dense else 0.0)
 
 
+def frozen_nbytes(nbytes: float, is_gpu: bool) -> float:
+    """Return the memory in bytes for ``nbytes`` bytes of parameters that are not trained, with the margin.
+
+    They are allocated once and never change, so that they count once, whatever kernels copy.
+    """
+    return (MARGIN if is_gpu else PART_MARGIN) * nbytes
+
+
+def start_nbytes(workload: Workload, is_gpu: bool) -> float:
+    """Return the memory in bytes that a rank needs while it loads its frozen parameters; 0 without any.
+
+    The script creates the model, loads the weights beside it, copies them, and frees them (``load_state_dict``). The
+    model of a rank on a GPU is still in main memory.
+    """
+    if is_gpu or not workload.frozen_nbytes:
+        return 0.0
+    return held_nbytes(0.0, 0.0, 0.0, is_gpu, dense=COPYING) + frozen_nbytes(workload.loading_nbytes, is_gpu)
+
+
 @lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
     largest, dense = largest_nbytes(workload, is_gpu), dense_factors(workload)
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions, dense)
+    fixed += frozen_nbytes(workload.frozen_nbytes + workload.frozen_copies_nbytes, is_gpu)
     empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, dense=dense) for n in (0, 1))
     return fixed, one - empty
 
@@ -271,7 +291,7 @@ def rank_nbytes(workload: Workload, batch: int, is_gpu: bool, growth: TermFactor
     On a GPU this is GPU memory, on CPUs main memory. ``growth``: as for ``held_nbytes``.
     """
     fixed, each = _line(workload, is_gpu, growth)
-    return int(fixed + batch * each)
+    return int(max(fixed + batch * each, start_nbytes(workload, is_gpu)))
 
 
 def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, float]:
@@ -292,12 +312,15 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
         "parameters": part(values_nbytes),
         "gradients": part(values_nbytes),
         "optimizer state": part(workload.optimizer_slots * values_nbytes),
-        "16-bit copies of parameters": part(workload.parameter_copies_nbytes),
+        "frozen parameters": frozen_nbytes(workload.frozen_nbytes, is_gpu),
+        "16-bit copies of parameters": part(workload.parameter_copies_nbytes)
+        + frozen_nbytes(workload.frozen_copies_nbytes, is_gpu),
         "update of the largest parameter": updating - process,
         "activations": part(0.0, batch * workload.activation_nbytes, batch * largest_nbytes(workload, is_gpu)),
         "prefetched samples": part(0.0, batch * PREFETCHED_BATCHES * workload.sample_nbytes),
         "CUDA" if is_gpu else "process": process,
     }
+    found["loading of the frozen parameters"] = max(0.0, start_nbytes(workload, is_gpu) - sum(found.values()))
     return {name: nbytes for name, nbytes in sorted(found.items(), key=lambda item: -item[1]) if nbytes}
 
 
@@ -312,7 +335,7 @@ def largest_batch(
     fixed, each = _line(workload, is_gpu, growth)
     fixed += loaders_nbytes(workload, 0, workers)
     each += workers * PREFETCHED_BATCHES * workload.sample_nbytes
-    if memory_nbytes <= fixed:
+    if memory_nbytes <= fixed or memory_nbytes < start_nbytes(workload, is_gpu):
         return 0
     return int(min(MAX_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
 
@@ -357,8 +380,10 @@ def largest_batch_of_pod(workload: Workload, memory_nbytes: float, ranks: int, w
 def _beside_gpu(workload: Workload, workers: int) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample) of main memory that a rank on a GPU needs, with its loaders.
 
-    A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight.
+    A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight. Before, its script
+    loads frozen parameters there.
     """
-    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.frozen_nbytes
+    copies = max(copies, workload.loading_nbytes)
     ahead = PREFETCHED_BATCHES * workload.sample_nbytes
     return GPU_PROCESS_NBYTES + MARGIN * copies + workers * WORKER_NBYTES, (MARGIN + workers) * ahead

@@ -20,7 +20,14 @@ from typing import Literal
 
 from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import COPYING, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
+from dljob.perf.resources.memory import (
+    COPYING,
+    PREFETCHED_BATCHES,
+    dense_factors,
+    frozen_nbytes,
+    part_nbytes,
+    replicas_nbytes,
+)
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -32,6 +39,8 @@ HINTED_PAIRS, HINTED_UNITS = 0.5, 8
 """Assumed fraction of a model in pairs of linear layers, and units (attention heads) of a pair, of a model that only
 ``spec.model.hints`` describe. In the layer tables of BERT and GPT-2, pairs have 0.65 to 0.95 of the operations and of
 the parameters, and 12 to 25 heads."""
+UNKNOWN_LARGEST = 0.25
+"""Assumed part of all bytes in the largest frozen parameter, as in ``zero.UNKNOWN_UNIT``."""
 MAX_STAGES = 64
 """Maximum number of pipeline stages that the API accepts."""
 
@@ -264,8 +273,8 @@ def kept_part(part: float, units: int, ranks: int) -> float:
 
 
 def state_nbytes(workload: Workload) -> float:
-    """Return the bytes of parameters and optimizer state of the whole model, which are what a checkpoint contains."""
-    return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+    """Return the bytes of all parameters and of the optimizer state, which are the most that a checkpoint contains."""
+    return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.frozen_nbytes
 
 
 @dataclass(frozen=True)
@@ -273,13 +282,15 @@ class Held:
     """Bytes of the tensors of a rank with a part of a model."""
 
     parameters: float
-    """Bytes of the parameters alone."""
+    """Bytes of the trained parameters alone."""
     state: float
     """Parameters, gradients, optimizer state and 16-bit copies."""
     kept: float
     """Samples, and activations that are kept for the backward pass."""
     largest: float
     """The largest activations that exist only briefly."""
+    frozen: float = 0.0
+    """Parameters that are not trained."""
     loss: float = 0.0
     """Tensors of the loss, of a rank that computes it (``Workload.loss_nbytes``)."""
 
@@ -299,7 +310,8 @@ def stages_held(workload: Workload, stages: Stages, micro_batches: int, batch: i
         largest = samples * workload.briefly_nbytes(2.0 * REAL_NBYTES * stage.largest_elements)
         loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
         loss = samples * workload.loss_nbytes if i == len(stages.stages) - 1 else 0.0
-        found.append(_held(workload, stage.parameters, kept + loaded, largest, loss))
+        frozen = stage.parameters / max(1, workload.parameters) * workload.frozen_nbytes
+        found.append(_held(workload, stage.parameters, frozen, kept + loaded, largest, loss))
     return found
 
 
@@ -314,13 +326,16 @@ def tensor_held(workload: Workload, pairs: Pairs, ranks: int, batch: int) -> Hel
     buffers = REAL_NBYTES * batch * sum(set(pairs.summed_elements))
     loaded = PREFETCHED_BATCHES * batch * workload.sample_nbytes
     briefly = batch * workload.briefly_nbytes(), batch * workload.loss_nbytes
-    return _held(workload, share * workload.parameters, kept + buffers + loaded, *briefly)
+    # Ranks divide the pairs' frozen parameters, too. Of pairs that nobody states, it is not known how many are frozen.
+    within = workload.pairs.frozen_nbytes if workload.pairs is not None else 0
+    frozen = workload.frozen_nbytes - within * (1 - kept_part(1.0, pairs.units, ranks))
+    return _held(workload, share * workload.parameters, frozen, kept + buffers + loaded, *briefly)
 
 
-def _held(workload: Workload, parameters: float, kept: float, largest: float, loss: float) -> Held:
+def _held(workload: Workload, parameters: float, frozen: float, kept: float, largest: float, loss: float) -> Held:
     copies = workload.parameter_copies_nbytes * parameters / max(1, workload.parameters)
     state = (2 + workload.optimizer_slots) * REAL_NBYTES * parameters + copies
-    return Held(REAL_NBYTES * parameters, state, kept, largest, loss)
+    return Held(REAL_NBYTES * parameters, state, kept, largest, frozen, loss)
 
 
 def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
@@ -329,8 +344,20 @@ def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
     Each rank serializes the model and then the optimizer state of its part, which takes two copies of the larger one.
     Rank 0 also receives the parts of the others, one after the other, and assembles the whole state.
     """
-    messages = [2 * max(1.0, workload.optimizer_slots) * part.parameters for part in parts]
+    slots = workload.optimizer_slots
+    messages = [2 * max(part.parameters + part.frozen, slots * part.parameters) for part in parts]
     return [state_nbytes(workload) + max(messages), *messages[1:]]
+
+
+def filling_nbytes(workload: Workload, part: Held) -> float:
+    """Return the memory in bytes that a rank on CPUs needs while it fills its part of a model with frozen parameters.
+
+    The values refer to the weights that the script has loaded, until the whole part has its values. So these are held
+    beside the part, and beside the parameter that it gets from rank 0, of at most ``UNKNOWN_LARGEST`` of all bytes.
+    """
+    whole = workload.loading_nbytes / 2
+    held = (1 + UNKNOWN_LARGEST) * whole + part.parameters + part.frozen
+    return part_nbytes(0.0, 0.0, 0.0, is_gpu=False) + frozen_nbytes(held, is_gpu=False)
 
 
 @lru_cache(maxsize=4096)  # the search tries the same splits on each type of device
@@ -368,6 +395,10 @@ def rank_nbytes(
     if not is_gpu and replicas > 1:
         sums = [replicas_nbytes(each.parameters, replicas, collective, is_dense=workload.is_dense) for each in parts]
         needed = [n + more for n, more in zip(needed, sums, strict=True)]
+    copies = 1 + workload.frozen_copies_nbytes / max(1, workload.frozen_nbytes)
+    needed = [n + frozen_nbytes(copies * each.frozen, is_gpu) for n, each in zip(needed, parts, strict=True)]
     if not is_gpu and checkpoints:
         needed = [n + more for n, more in zip(needed, gathering_nbytes(workload, parts), strict=True)]
+    if not is_gpu and workload.frozen_nbytes:
+        needed += [filling_nbytes(workload, each) for each in parts]
     return int(max(needed))

@@ -71,6 +71,16 @@ def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
     return parameters + gradients + optimizer
 
 
+def frozen_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
+    """Return the bytes of frozen parameters, with their 16-bit copies, that one of ``ranks`` ranks holds.
+
+    Stage 3 shards frozen parameters, too. How many are in a unit is not known.
+    """
+    frozen = float(workload.frozen_nbytes)
+    held = min(frozen, frozen * (1 / ranks + GATHERED_UNITS * UNKNOWN_UNIT)) if stage == 3 else frozen
+    return held + workload.frozen_copies_nbytes
+
+
 def exposed_communication_s(
     workload: Workload,
     stage: Literal[2, 3],

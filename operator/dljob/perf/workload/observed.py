@@ -52,6 +52,8 @@ class Structure:
     """Measured seconds of a step of this run; None if they were not measured, or if its ranks were not all alike."""
     steps: int = 0
     """Steps of the whole training; 0 if the run did not complete it."""
+    frozen_nbytes: int = 0
+    """Bytes of the parameters that are not trained."""
 
     @property
     def ranks(self) -> int:
@@ -73,6 +75,7 @@ def observed(structure: Structure) -> Workload:
             structure.sample_nbytes,
             "Adam" if optimizer == "Adam" else "SGD",
             momentum,
+            frozen_nbytes=structure.frozen_nbytes,
         ),
         host_calls=structure.host_calls,
     )
@@ -116,4 +119,5 @@ def observed(structure: Structure) -> Workload:
         optimizer_slots=same.optimizer_slots,
         host_calls=structure.host_calls,
         activation_16_nbytes=same.activation_16_nbytes,
+        frozen_nbytes=structure.frozen_nbytes,
     )

@@ -23,6 +23,11 @@ OUTPUT_COPIES = 3.0
 """Tensors of the size of the model's output while its backward pass begins, which kept activations do not contain:
 the output itself, the logarithms of probabilities, and their gradient (``cross_entropy``)."""
 
+FROZEN_COPIES = 4.0
+"""Tensors of the size of the largest activation that exist briefly in a model with frozen parameters. With LoRA, the
+outputs of the frozen layer and of its correction are beside their sum. With two, as in other models, ranks with 75
+million frozen parameters peaked at up to 1.03 times the plan (``benchmarks/training/model_split/script_memory.py``)."""
+
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 
@@ -32,7 +37,7 @@ class StatedPairs:
 
     ``count``: number of pairs. ``units``: those of the pair with the fewest. The other figures are those of all pairs
     together, for a sample: operations of both passes, kept activations of which each rank has its part, and activations
-    and gradients that ranks sum.
+    and gradients that ranks sum; and the bytes of their parameters that are not trained.
     """
 
     count: int
@@ -41,6 +46,7 @@ class StatedPairs:
     flops: float
     activation_nbytes: float
     reduced_nbytes: float
+    frozen_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class Workload:
     """What tensor parallelism splits of a model that only figures describe; None: unknown, or the layers show it."""
     host_calls: tuple[tuple[str, float], ...] | None = None
     """Counted calls of the host in a step by kind (``structure.CALL_S``) of an observed script; None: not counted."""
+    frozen_nbytes: int = 0
+    """Bytes of parameters that are not trained. They have no gradients and no optimizer state, and ranks exchange them
+    only at the start. ``parameters`` does not count them."""
     reuses_blocks: bool = False
     """True if a tensor fits into the block of a freed one in the heap of ranks on CPUs, as in the trainer image."""
 
@@ -122,7 +131,7 @@ class Workload:
         activation is stated, of which nobody knows in which part it is.
         """
         if self.counts_once and self.stated_activation_nbytes is not None:
-            return 2.0 * self.stated_activation_nbytes
+            return (FROZEN_COPIES if self.frozen_nbytes else 2.0) * self.stated_activation_nbytes
         return self.transient_nbytes if part_nbytes is None else min(self.transient_nbytes, part_nbytes)
 
     @cached_property
@@ -145,6 +154,22 @@ class Workload:
     def parameter_copies_nbytes(self) -> int:
         """Return the bytes of the copies of parameters that autocast makes and the backward pass needs."""
         return 0 if self.precision == "FP32" else HALF_NBYTES * self.parameters
+
+    @property
+    def frozen_copies_nbytes(self) -> float:
+        """Return the bytes of the copies of frozen parameters that autocast makes and the backward pass needs.
+
+        They are assumed to be float32. Frozen parameters in 16 bits need no copies.
+        """
+        return 0.0 if self.precision == "FP32" else HALF_NBYTES / REAL_NBYTES * self.frozen_nbytes
+
+    @property
+    def loading_nbytes(self) -> float:
+        """Return the bytes of all parameters and of the weights that the script loads into them, at the start.
+
+        The result is 0 without frozen parameters: the training state then needs more.
+        """
+        return 2.0 * (self.frozen_nbytes + REAL_NBYTES * self.parameters) if self.frozen_nbytes else 0.0
 
     @property
     def flops_per_sample(self) -> float:
@@ -272,6 +297,7 @@ def hinted(
     pairs: StatedPairs | None = None,
     largest_parameter_nbytes: int | None = None,
     largest_activation_nbytes: int | None = None,
+    frozen_nbytes: int = 0,
 ) -> Workload:
     """Return the workload of a model that only figures in ``spec.model.hints`` describe.
 
@@ -282,6 +308,7 @@ def hinted(
     of a sample in the output of a model without convolutions and recurrent layers; None: it may have some. ``pairs``
     and ``largest_parameter_nbytes``: as in ``Workload``; pipeline stages do not divide a pair.
     ``largest_activation_nbytes``: bytes of a sample in the largest activation; None if it is unknown.
+    ``frozen_nbytes``: bytes of the parameters that are not trained, which need no gradients in the backward pass.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -294,14 +321,15 @@ def hinted(
     if pairs is not None and pairs.count < n:
         n = pairs.count * round(n / pairs.count)  # so that all pairs are equal
     elements = activation_nbytes_per_sample / REAL_NBYTES / n
+    # The backward pass does the operations of the forward pass for activations, and again for trained weights.
+    passes = 2 + parameters / (parameters + frozen_nbytes / REAL_NBYTES)
     layers = tuple(
         Layer(
             kind="linear",
             parameters=parameters // n + (i < parameters % n),
             tensors=2,
-            # The backward pass does twice the operations of the forward pass.
-            forward_FLOPs=flops_per_sample / 3 / n,
-            backward_FLOPs=flops_per_sample * 2 / 3 / n,
+            forward_FLOPs=flops_per_sample / passes / n,
+            backward_FLOPs=flops_per_sample * (passes - 1) / passes / n,
             moved_elements=5 * elements,
             moved_16_nbytes=5 * elements * REAL_NBYTES * HINTED_RATIO,
             output_elements=elements,
@@ -329,4 +357,5 @@ def hinted(
         stated_dense=dense_output_nbytes is not None,
         loss_nbytes=OUTPUT_COPIES * (dense_output_nbytes or 0.0),
         pairs=pairs,
+        frozen_nbytes=frozen_nbytes,
     )

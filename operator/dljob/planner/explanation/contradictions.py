@@ -216,7 +216,9 @@ def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool
         remedy = "correct sampleBytes, which is in bytes"
     else:
         mostly_state = none > one / 2
-        field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
+        mostly_frozen = memory.frozen_nbytes(workload.frozen_nbytes, is_gpu) > one / 2
+        figure = "frozenBytes" if mostly_frozen else "parameters" if mostly_state else "activationBytesPerSample"
+        field = _model_field(request, figure)
         without = _without_optimizer(whole, workload, is_gpu)
         found = f"a model that needs {gibibytes(one)} to train on one sample{without}: {_named_parts(workload, is_gpu)}"
         expected = f"at most {has}"

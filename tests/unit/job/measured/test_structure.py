@@ -48,7 +48,8 @@ def test_complete_run_stores_structure_time_and_steps() -> None:
     found = measurements(TIMED)
     assert found is not None and found.devices == ("cpu",) and found.structure is not None
     assert found.structure.manifest() == {
-        "parameters": 1474, "flopsPerSample": 8448.0, "activationBytesPerSample": 264.0, "sampleBytes": 80.0,
+        "parameters": 1474, "frozenBytes": 0, "flopsPerSample": 8448.0, "activationBytesPerSample": 264.0,
+        "sampleBytes": 80.0,
         "batch": 32, "optimizerSlots": 1, "nodes": 2, "ranksPerNode": 1, "cores": 1, "stepSeconds": 0.02, "steps": 640,
         "work": [
             {"kind": "product", "count": 2, "forwardFlopsPerSample": 2816.0, "movedBytesPerSample": 1536.0}

@@ -55,10 +55,12 @@ def held_nbytes(
     is_gpu, growth = device.kind == "gpu", device.growth_factors
     largest, convolves = samples * workload.transient_nbytes, workload.has_convolutions
     training = memory.held_nbytes(state, kept, largest, is_gpu, growth, convolves)
+    training += memory.frozen_nbytes(zero.frozen_nbytes(workload, stage, ranks), is_gpu)
     if is_gpu or stage < 3:
-        return training
+        return max(training, memory.start_nbytes(workload, is_gpu))
     whole = memory.held_nbytes(0.0, 0.0, 0.0, is_gpu, growth, convolves)
-    whole += memory.MARGIN * REAL_NBYTES * workload.parameters * (1 + 1 / ranks)
+    parameters = REAL_NBYTES * workload.parameters + workload.frozen_nbytes
+    whole += memory.MARGIN * max(parameters * (1 + 1 / ranks), workload.loading_nbytes)
     return max(whole, training + memory.MARGIN * copied_nbytes(workload, ranks, request))
 
 
@@ -135,8 +137,10 @@ def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samp
     fixed = memory.AGENT_NBYTES + clients * workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
     if not is_gpu:
         return fixed + ranks * held
-    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks
+    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks + workload.frozen_nbytes
     batches = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes
     if found.stage == 3:
-        copies = max(REAL_NBYTES * workload.parameters, copied_nbytes(workload, part.ranks, request))
+        whole = REAL_NBYTES * workload.parameters + workload.frozen_nbytes
+        copies = max(whole, copied_nbytes(workload, part.ranks, request))
+    copies = max(copies, workload.loading_nbytes)
     return fixed + ranks * int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))
