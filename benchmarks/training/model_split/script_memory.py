@@ -1,6 +1,7 @@
 """Compare the peak main memory of ranks with the plan, for a training script whose model ranks split.
 
-    hack/env python -m benchmarks.training.model_split.script_memory [--net decoder-10 …] [--rounds 3] [--json FILE]
+    hack/env python -m benchmarks.training.model_split.script_memory [--net decoder-10 …] [--rounds 3] [--checkpoints]
+        [--json FILE]
 
 The script is ``benchmarks.training.ranks.split_script``: networks of 10 to 50 million parameters with AdamW, and LoRA
 on a frozen decoder of 75 million parameters, which the script loads from a file. Its plan follows from
@@ -67,6 +68,8 @@ class Case:
     strategy: Literal["Data", "Pipeline", "Tensor"]
     ranks: int
     replicas: int = 1
+    checkpoints: bool = False
+    """True to write a checkpoint after each step, as far as the one before is written."""
 
     @property
     def text(self) -> str:
@@ -76,15 +79,18 @@ class Case:
             "Pipeline": f"{self.replicas} x {parts} stages",
             "Tensor": f"{self.replicas} x {parts} tensor-parallel",
         }
-        return f"{self.net}, {how[self.strategy]}"
+        return f"{self.net}, {how[self.strategy]}{', checkpoints' * self.checkpoints}"
 
     @property
     def micro_batches(self) -> int:
         return 4 if self.strategy == "Pipeline" else 1
 
 
-def cases(nets: Iterable[str]) -> Iterable[Case]:
+def cases(nets: Iterable[str], checkpoints: bool) -> Iterable[Case]:
     for net in nets:
+        if checkpoints:
+            yield Case(net, "Data", 1, checkpoints=True)
+            continue
         yield Case(net, "Data", 1)
         for ranks, replicas in ((2, 1), (3, 1), (4, 2)):
             yield Case(net, "Pipeline", ranks, replicas)
@@ -131,12 +137,12 @@ def predicted_nbytes(case: Case, hints: dict[str, Any], measured_nbytes: int | N
     if case.strategy == "Pipeline":
         split |= {"stages": case.ranks // case.replicas, "micro_batches": case.micro_batches}
     request = Request(
-        job="j", global_batch=BATCH, total_steps=10, checkpoints=False, optimizer="AdamW", nodes_min=case.ranks,
-        nodes_max=case.ranks, profile="program", reuses_blocks=True, **split, **hints,
+        job="j", global_batch=BATCH, total_steps=10, checkpoints=case.checkpoints, optimizer="AdamW",
+        nodes_min=case.ranks, nodes_max=case.ranks, profile="program", reuses_blocks=True, **split, **hints,
     )  # fmt: skip
     learned = {}
     if measured_nbytes is not None:
-        how = Split(case.ranks // case.replicas, case.replicas, case.micro_batches, checkpoints=False)
+        how = Split(case.ranks // case.replicas, case.replicas, case.micro_batches, case.checkpoints)
         batch = -(-(BATCH // case.replicas) // case.micro_batches)
         peak = AGENT_NBYTES + measured_nbytes
         point = MemoryPoint(1, batch, case.strategy, peak, 2 * peak, split=how if case.strategy != "Data" else None)
@@ -159,9 +165,10 @@ def measured_nbytes(case: Case) -> dict[str, int]:
         shares = [share for share in replica_batches(BATCH, case.replicas) for _ in range(case.ranks // case.replicas)]
     kind, width, blocks = NETS[case.net]
     with tempfile.TemporaryDirectory() as name:
+        checkpoint = CheckpointRef(enabled=case.checkpoints, directory=name, interval_s=0.001)
         wanted = local_plan(
             shares, global_batch=BATCH, min_ranks=case.ranks, model=ModelRef(command=("split_script",)), epochs=1,
-            dataset=DatasetRef(), checkpoint=CheckpointRef(enabled=False, directory=name), **split,
+            dataset=DatasetRef(), checkpoint=checkpoint, **split,
         )  # fmt: skip
         env = {split_script.KIND_ENV: kind, split_script.WIDTH_ENV: str(width), split_script.BLOCKS_ENV: str(blocks)}
         if kind == "lora":
@@ -177,12 +184,13 @@ def measured_nbytes(case: Case) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", nargs="*", choices=sorted(NETS), default=list(NETS))
+    parser.add_argument("--checkpoints", action="store_true", help="whole models that write checkpoints")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     options = parser.parse_args()
     preload()
     measured = dict[Case, list[dict[str, int]]]()
-    for case in cases(options.net):
+    for case in cases(options.net, options.checkpoints):
         measured[case] = [measured_nbytes(case) for _ in range(options.rounds)]
         print(f"measured {case.text}", file=sys.stderr, flush=True)
     rows, ratios = list[dict[str, Any]](), dict[str, list[tuple[float, float]]]()

@@ -274,6 +274,15 @@ def start_nbytes(workload: Workload, is_gpu: bool) -> float:
     return held_nbytes(0.0, 0.0, 0.0, is_gpu, dense=COPYING) + frozen_nbytes(workload.loading_nbytes, is_gpu)
 
 
+def _copied_nbytes(workload: Workload, is_gpu: bool) -> float:
+    """Return the memory in bytes for the copy of the state from which checkpoints are written, which rank 0 keeps.
+
+    On a GPU, it is in main memory (``_beside_gpu``). The margin of models that may have convolutions has room for it:
+    it is at least 0.69 times parameters, gradients and optimizer state (``structure.GROWTH``).
+    """
+    return 0.0 if is_gpu or dense_factors(workload) is None else frozen_nbytes(workload.copied_nbytes, is_gpu)
+
+
 @lru_cache(maxsize=256)
 def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float, float]:
     """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
@@ -281,6 +290,7 @@ def _line(workload: Workload, is_gpu: bool, growth: TermFactors) -> tuple[float,
     largest, dense = largest_nbytes(workload, is_gpu), dense_factors(workload)
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu, growth, workload.has_convolutions, dense)
     fixed += frozen_nbytes(workload.frozen_nbytes + workload.frozen_copies_nbytes, is_gpu)
+    fixed += _copied_nbytes(workload, is_gpu)
     empty, one = (held_nbytes(0.0, n * kept, n * largest, is_gpu, growth, dense=dense) for n in (0, 1))
     return fixed, one - empty
 
@@ -315,6 +325,7 @@ def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, floa
         "frozen parameters": frozen_nbytes(workload.frozen_nbytes, is_gpu),
         "16-bit copies of parameters": part(workload.parameter_copies_nbytes)
         + frozen_nbytes(workload.frozen_copies_nbytes, is_gpu),
+        "copy for checkpoints": _copied_nbytes(workload, is_gpu),
         "update of the largest parameter": updating - process,
         "activations": part(0.0, batch * workload.activation_nbytes, batch * largest_nbytes(workload, is_gpu)),
         "prefetched samples": part(0.0, batch * PREFETCHED_BATCHES * workload.sample_nbytes),

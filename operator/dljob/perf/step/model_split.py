@@ -20,14 +20,8 @@ from typing import Literal
 
 from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
-from dljob.perf.resources.memory import (
-    COPYING,
-    PREFETCHED_BATCHES,
-    dense_factors,
-    frozen_nbytes,
-    part_nbytes,
-    replicas_nbytes,
-)
+from dljob.perf.resources import memory
+from dljob.perf.resources.memory import COPYING, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -357,7 +351,7 @@ def filling_nbytes(workload: Workload, part: Held) -> float:
     """
     whole = workload.loading_nbytes / 2
     held = (1 + UNKNOWN_LARGEST) * whole + part.parameters + part.frozen
-    return part_nbytes(0.0, 0.0, 0.0, is_gpu=False) + frozen_nbytes(held, is_gpu=False)
+    return part_nbytes(0.0, 0.0, 0.0, is_gpu=False) + memory.frozen_nbytes(held, is_gpu=False)
 
 
 @lru_cache(maxsize=4096)  # the search tries the same splits on each type of device
@@ -396,7 +390,7 @@ def rank_nbytes(
         sums = [replicas_nbytes(each.parameters, replicas, collective, is_dense=workload.is_dense) for each in parts]
         needed = [n + more for n, more in zip(needed, sums, strict=True)]
     copies = 1 + workload.frozen_copies_nbytes / max(1, workload.frozen_nbytes)
-    needed = [n + frozen_nbytes(copies * each.frozen, is_gpu) for n, each in zip(needed, parts, strict=True)]
+    needed = [n + memory.frozen_nbytes(copies * each.frozen, is_gpu) for n, each in zip(needed, parts, strict=True)]
     if not is_gpu and checkpoints:
         needed = [n + more for n, more in zip(needed, gathering_nbytes(workload, parts), strict=True)]
     if not is_gpu and workload.frozen_nbytes:

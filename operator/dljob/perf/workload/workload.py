@@ -93,6 +93,8 @@ class Workload:
     frozen_nbytes: int = 0
     """Bytes of parameters that are not trained. They have no gradients and no optimizer state, and ranks exchange them
     only at the start. ``parameters`` does not count them."""
+    copied_nbytes: int = 0
+    """Bytes of the copy of the training state from which rank 0 writes checkpoints; 0 without checkpoints."""
     reuses_blocks: bool = False
     """True if a tensor fits into the block of a freed one in the heap of ranks on CPUs, as in the trainer image."""
 

@@ -4,14 +4,17 @@ from dataclasses import replace
 
 from dljob.perf.step import input_data
 from dljob.perf.workload.observed import observed
-from dljob.perf.workload.workload import Workload, builtin, hinted, reference
+from dljob.perf.workload.workload import REAL_NBYTES, Workload, builtin, hinted, reference
 from dljob.planner.types import Request
 
 
 def workload_of(request: Request) -> Workload:
     """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
-    found = _described(request)
-    return replace(found, reuses_blocks=True) if request.reuses_blocks else found
+    found = replace(_described(request), reuses_blocks=request.reuses_blocks)
+    if not request.checkpoints or request.structure is not None:  # An observed script writes its own checkpoints.
+        return found
+    state_nbytes = (1 + found.optimizer_slots) * REAL_NBYTES * found.parameters
+    return replace(found, copied_nbytes=int(state_nbytes + found.frozen_nbytes))
 
 
 def _described(request: Request) -> Workload:
