@@ -110,10 +110,7 @@ MAX_SAMPLES = 2**31 - 1
 
 
 def fixed_nbytes(workload: Workload) -> float:
-    """Return the bytes of training state, which do not depend on the batch.
-
-    The state is parameters, gradients (one contiguous buffer), optimizer state and the 16-bit copies of autocast.
-    """
+    """Return the bytes of parameters, gradients (one buffer), optimizer state and the 16-bit copies of autocast."""
     return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.parameter_copies_nbytes
 
 
@@ -121,9 +118,11 @@ def fixed_nbytes(workload: Workload) -> float:
 def sharded(workload: Workload, ranks: int) -> Workload:
     """Return the workload with the optimizer state that one of ``ranks`` ranks holds if they shard the optimizer.
 
-    Sharding of the optimizer is ZeRO-1 (Rajbhandari et al. 2020).
+    This is ZeRO-1 (Rajbhandari et al. 2020). For a checkpoint, rank 0 gathers and copies all of the state.
     """
-    return replace(workload, optimizer_slots=workload.optimizer_slots / ranks)
+    gathered = int(workload.optimizer_slots * REAL_NBYTES * workload.parameters) if workload.copied_nbytes else 0
+    slots = workload.optimizer_slots / ranks
+    return replace(workload, optimizer_slots=slots, copied_nbytes=workload.copied_nbytes + gathered)
 
 
 def sample_nbytes(workload: Workload) -> float:
@@ -275,10 +274,9 @@ def start_nbytes(workload: Workload, is_gpu: bool) -> float:
 
 
 def _copied_nbytes(workload: Workload, is_gpu: bool) -> float:
-    """Return the memory in bytes for the copy of the state from which checkpoints are written, which rank 0 keeps.
+    """Return the memory in bytes for the copy of the state that rank 0 keeps for checkpoints, on CPUs.
 
-    On a GPU, it is in main memory (``_beside_gpu``). The margin of models that may have convolutions has room for it:
-    it is at least 0.69 times parameters, gradients and optimizer state (``structure.GROWTH``).
+    The margin of models that may have convolutions (``structure.GROWTH``) has room for it.
     """
     return 0.0 if is_gpu or dense_factors(workload) is None else frozen_nbytes(workload.copied_nbytes, is_gpu)
 
