@@ -14,6 +14,12 @@ from dltrain.host.log_files import LogFiles, append
 FLUSH_S = 30.0
 
 
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write files however full the disk of this machine is."""
+    monkeypatch.setattr(log_files, "LEAST_FREE", 0.0)
+
+
 def written(files: LogFiles) -> None:
     asyncio.run(files.flush(FLUSH_S))
 
