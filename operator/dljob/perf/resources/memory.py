@@ -392,7 +392,6 @@ def _beside_gpu(workload: Workload, workers: int) -> tuple[float, float]:
     A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight. Before, its script
     loads frozen parameters there.
     """
-    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.frozen_nbytes
-    copies = max(copies, workload.loading_nbytes)
+    copies = max(workload.checkpoint_nbytes, workload.loading_nbytes)
     ahead = PREFETCHED_BATCHES * workload.sample_nbytes
     return GPU_PROCESS_NBYTES + MARGIN * copies + workers * WORKER_NBYTES, (MARGIN + workers) * ahead

@@ -266,11 +266,6 @@ def kept_part(part: float, units: int, ranks: int) -> float:
     return 1 - part + part * ceil(units / ranks) / units
 
 
-def state_nbytes(workload: Workload) -> float:
-    """Return the bytes of all parameters and of the optimizer state, which are the most that a checkpoint contains."""
-    return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.frozen_nbytes
-
-
 @dataclass(frozen=True)
 class Held:
     """Bytes of the tensors of a rank with a part of a model."""
@@ -340,7 +335,7 @@ def gathering_nbytes(workload: Workload, parts: Sequence[Held]) -> list[float]:
     """
     slots = workload.optimizer_slots
     messages = [2 * max(part.parameters + part.frozen, slots * part.parameters) for part in parts]
-    return [state_nbytes(workload) + max(messages), *messages[1:]]
+    return [workload.checkpoint_nbytes + max(messages), *messages[1:]]
 
 
 def filling_nbytes(workload: Workload, part: Held) -> float:

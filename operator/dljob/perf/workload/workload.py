@@ -158,6 +158,11 @@ class Workload:
         return 0 if self.precision == "FP32" else HALF_NBYTES * self.parameters
 
     @property
+    def checkpoint_nbytes(self) -> float:
+        """Return the bytes of all parameters and of the optimizer state: the most that a checkpoint contains."""
+        return (1 + self.optimizer_slots) * REAL_NBYTES * self.parameters + self.frozen_nbytes
+
+    @property
     def frozen_copies_nbytes(self) -> float:
         """Return the bytes of the copies of frozen parameters that autocast makes and the backward pass needs.
 

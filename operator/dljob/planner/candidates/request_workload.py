@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dljob.perf.step import input_data
 from dljob.perf.workload.observed import observed
-from dljob.perf.workload.workload import REAL_NBYTES, Workload, builtin, hinted, reference
+from dljob.perf.workload.workload import Workload, builtin, hinted, reference
 from dljob.planner.types import Request
 
 
@@ -13,8 +13,7 @@ def workload_of(request: Request) -> Workload:
     found = replace(_described(request), reuses_blocks=request.reuses_blocks)
     if not request.checkpoints or request.structure is not None:  # An observed script writes its own checkpoints.
         return found
-    state_nbytes = (1 + found.optimizer_slots) * REAL_NBYTES * found.parameters
-    return replace(found, copied_nbytes=int(state_nbytes + found.frozen_nbytes))
+    return replace(found, copied_nbytes=int(found.checkpoint_nbytes))
 
 
 def _described(request: Request) -> Workload:

@@ -109,13 +109,13 @@ def test_model_parallel_rank_needs_less_memory() -> None:
     for request in (replace(PIPELINE, stages=4), TENSOR):
         part = decided(request, gpus).chosen.prediction
         assert memory.GPU_CONTEXT_NBYTES < part.memory_nbytes < whole
-        assert part.host_memory_nbytes > split.state_nbytes(workload), "the checkpoint is assembled in main memory"
+        assert part.host_memory_nbytes > workload.checkpoint_nbytes, "the checkpoint is assembled in main memory"
 
 
 def test_only_checkpoints_need_memory_for_the_whole_state() -> None:
     """And for messages of rank 0 and the others: two copies of a part's parameters or optimizer state."""
     workload = builtin("gpt-mini", None)
-    state_nbytes, model = split.state_nbytes(workload), split.cut_up(workload)
+    state_nbytes, model = workload.checkpoint_nbytes, split.cut_up(workload)
     assert model.pairs is not None
     two = split.stages_held(workload, model.cut_into(2), 8, 64)
     tensor = [split.tensor_held(workload, model.pairs, 4, 64)] * 4

@@ -15,7 +15,6 @@ from typing import Literal
 
 from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
-from dljob.perf.step import model_split as split
 from dljob.perf.step import zero
 from dljob.perf.step.compute import active_part
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
@@ -66,7 +65,7 @@ def held_nbytes(
 
 def copied_nbytes(workload: Workload, ranks: int, request: Request) -> float:
     """Return the bytes of state that a rank copies to main memory for a checkpoint, with stage 3 on ``ranks`` ranks."""
-    return split.state_nbytes(workload) / ranks if request.checkpoints else 0.0
+    return workload.checkpoint_nbytes / ranks if request.checkpoints else 0.0
 
 
 def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Workload) -> ZeroCandidate | None:
