@@ -17,18 +17,11 @@ _MORE_PRODUCTS = (
 """Products of matrices for which torch has no formula."""
 
 
-def counting_mode(own: Sequence[Any]) -> Any:
-    """Return a mode of torch that counts the operations and the kept memory of what runs in it.
-
-    ``own``: tensors that do not count as kept, such as parameters.
-    """
-    from torch.multiprocessing.reductions import StorageWeakRef
+def harmless_mode() -> Any:
+    """Return a base class of modes of torch under which a script runs as it does without them."""
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import flop_registry
 
-    weak: Any = StorageWeakRef
-
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class HarmlessMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         supports_higher_order_operators = True
         """Without this, torch raises an error for operators such as ``torch.cond``. Their own costs are not counted."""
 
@@ -37,8 +30,22 @@ def counting_mode(own: Sequence[Any]) -> Any:
             """Let torch compile what the script first calls while this mode is active. Otherwise, it never would."""
             return True
 
+    return HarmlessMode
+
+
+def counting_mode(own: Sequence[Any]) -> Any:
+    """Return a mode of torch that counts the operations and the kept memory of what runs in it.
+
+    ``own``: tensors that do not count as kept, such as parameters.
+    """
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils.flop_counter import flop_registry
+
+    weak: Any = StorageWeakRef
+
+    class Counting(harmless_mode()):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.work: dict[str, list[float]] = {}
             """[Number of operations, FLOPs, bytes read, bytes written] by kind, without views and parameters."""
             self._own = {storage._cdata for storage in _storages(own)}

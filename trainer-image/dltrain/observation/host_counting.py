@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from .counting import kind_of
+from .counting import harmless_mode, kind_of
 
 MAX_CALLS = 10**7
 """Number of calls of functions after which a step is no longer counted, so that it does not slow down an evaluation."""
@@ -64,23 +64,11 @@ def operator_counts() -> Any:
     above the one of the counts. It is thus the first one, and nothing is counted if the script has one already, or in a
     backward pass, whose modes end with it.
     """
-    from torch.utils._python_dispatch import (
-        TorchDispatchMode,
-        _get_current_dispatch_mode_stack,
-        _pop_mode,
-        _push_mode,
-    )
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-    class OperatorCounts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        supports_higher_order_operators = True
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            """Let torch compile what the script first calls while this mode is active. Otherwise, it never would."""
-            return True
-
+    class OperatorCounts(harmless_mode()):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.counts: dict[str, int] | None = {}
             """Number of operators by kind; None if they cannot be counted."""
             self._kinds: dict[Any, str] = {}
