@@ -75,7 +75,7 @@ class SimulatedPool:
         await self.operator.watch(seconds)
 
     async def _run_pods(self, key: JobKey, seconds: float) -> None:
-        pods, sets = [await self._of(kind, key) for kind in (POD, STATEFUL_SET)]
+        pods, sets = [self.cluster.api.of_job(kind, key) for kind in (POD, STATEFUL_SET)]
         wanted = sum(item["spec"]["replicas"] for item in sets)
         if not wanted:
             for pod in pods:
@@ -99,10 +99,6 @@ class SimulatedPool:
             self.jobs[key] = made
             made.step = min(float(made.steps), made.step + seconds / step_s)
             await self._report(key, stored.plan, made)
-
-    async def _of(self, kind: Any, key: JobKey) -> list[Json]:
-        found = await self.cluster.api.find(kind, key[0])
-        return [each for each in found if each["metadata"]["name"].startswith(f"{key[1]}-")]
 
     async def _place(self, key: JobKey, pod: Json, groups: dict[str, PodGroup]) -> None:
         """Bind a pod to a node with enough free devices of its group's type, if there is one, and start it."""

@@ -143,6 +143,14 @@ class FakeApi:
             ]
         return copied(found)
 
+    def of_job(self, kind: Kind, key: tuple[str, str]) -> list[Json]:
+        """Return the objects of a kind whose names begin with a job's. They are no copies: do not change them."""
+        return [
+            body
+            for (plural, namespace, name), body in self.objects.items()
+            if plural == kind.plural and namespace == key[0] and name.startswith(f"{key[1]}-")
+        ]
+
     async def page(
         self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, fields: str = ""
     ) -> Json:
@@ -259,11 +267,11 @@ class FakeCluster:
     async def create_pods(self, key: tuple[str, str]) -> list[Json]:
         """Create the pods that the job's StatefulSets lack, and return them."""
         made = []
-        for item in await self.api.find(STATEFUL_SET, key[0]):
+        for item in self.api.of_job(STATEFUL_SET, key):
             meta, spec = item["metadata"], item["spec"]
-            if not meta["name"].startswith(f"{key[1]}-"):
-                continue
             for i in range(spec["replicas"]):
+                if ("pods", key[0], f"{meta['name']}-{i}") in self.api.objects:
+                    continue
                 owner = {"kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
                 pod = {
                     "metadata": {
@@ -273,8 +281,7 @@ class FakeCluster:
                     },
                     "spec": copied(spec["template"]["spec"]), "status": {"phase": "Pending"},
                 }  # fmt: skip
-                if ("pods", key[0], pod["metadata"]["name"]) not in self.api.objects:
-                    made.append(await self.api.create(POD, pod))
+                made.append(await self.api.create(POD, pod))
         return made
 
     async def bind(self, pods: list[Json], *nodes: str) -> None:

@@ -162,39 +162,53 @@ def test_forks_allocate_while_a_thread_of_the_parent_does() -> None:
 
 
 HOLES = """
-import sys
+import os
 import torch
 from dltrain.host import heap
 
-n, kind = int(sys.argv[1]), sys.argv[2]
-count = min(400, 4 * 10**8 // n // 2 * 2)
-
-def tensors(count):
+def tensors(n, count):
     return [torch.empty(n, dtype=torch.uint8) for _ in range(count)]
 
-heap.retain_freed_memory()
-assert kind == "plain" or heap.allocate_reusable_blocks()
-others = tensors(count)  # They fill the holes that the process has left before.
-kept = tensors(count)
-highest = max(each.data_ptr() for each in kept)
-del kept[::2]  # Each hole is between two tensors.
-later = tensors(count // 2)
-print(sum(each.data_ptr() < highest for each in later) / len(later))
-"""
+def part(n, kind):
+    count = min(400, 4 * 10**8 // n // 2 * 2)
+    heap.retain_freed_memory()
+    assert kind == "plain" or heap.allocate_reusable_blocks()
+    others = tensors(n, count)  # They fill the holes that the process has left before.
+    kept = tensors(n, count)
+    highest = max(each.data_ptr() for each in kept)
+    del kept[::2]  # Each hole is between two tensors.
+    later = tensors(n, count // 2)
+    return sum(each.data_ptr() < highest for each in later) / len(later)
 
-
-@pytest.mark.parametrize("n", [4096, 262_144, 3_000_001])
-def test_blocks_of_freed_tensors_fit_later_tensors_of_the_same_size(n: int) -> None:
-    """With glibc's blocks, most of the later tensors do not fit, and the heap grows.
-
-    A new interpreter has few holes of its own. Forks of the zygote have holes of many sizes.
-    """
-    parts = {}
+for n in {sizes}:
     for kind in ("reusable", "plain"):
-        ended = run([sys.executable, "-c", HOLES, str(n), kind])
-        assert ended.code == 0, ended.output
-        parts[kind] = float(ended.output)
-    assert parts["reusable"] > 0.9 and parts["plain"] < 0.5, parts
+        if not (child := os.fork()):
+            print(n, kind, part(n, kind), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+"""
+SIZES_OF_TENSORS = (4096, 262_144, 3_000_001)
+
+
+@pytest.fixture(scope="module")
+def parts_in_holes() -> dict[tuple[int, str], float]:
+    """Return the part of the later tensors that fit into holes, by size and kind of the blocks.
+
+    A new interpreter has few holes of its own, and so have its forks. Forks of the zygote have holes of many sizes.
+    """
+    ended = run([sys.executable, "-c", HOLES.format(sizes=SIZES_OF_TENSORS)])
+    assert ended.code == 0, ended.output
+    lines = [line.split() for line in ended.output.splitlines()]
+    return {(int(n), kind): float(part) for n, kind, part in lines}
+
+
+@pytest.mark.parametrize("n", SIZES_OF_TENSORS)
+def test_blocks_of_freed_tensors_fit_later_tensors_of_the_same_size(
+    n: int, parts_in_holes: dict[tuple[int, str], float]
+) -> None:
+    """With glibc's blocks, most of the later tensors do not fit, and the heap grows."""
+    reusable, plain = parts_in_holes[n, "reusable"], parts_in_holes[n, "plain"]
+    assert reusable > 0.9 and plain < 0.5, parts_in_holes
 
 
 RANK = """
@@ -272,11 +286,11 @@ void *malloc(size_t n) { return __libc_malloc(n); }
 ASKED = "import torch; from dltrain.host import heap; print(heap.allocate_reusable_blocks())"
 
 
-def test_nothing_changes_with_another_allocator(tmp_path: Path) -> None:
+def test_nothing_changes_with_another_allocator(tmp_path: Path, parts_in_holes: dict[tuple[int, str], float]) -> None:
+    """Without it, the interpreter of ``parts_in_holes`` allocates reusable blocks."""
     other = compiled(OTHER_MALLOC, tmp_path / "libother.so")
-    for preloaded, changed in (({"LD_PRELOAD": str(other)}, False), ({}, True)):
-        ended = run([sys.executable, "-c", ASKED], **preloaded)
-        assert (ended.code, ended.output) == (0, f"{changed}\n")
+    ended = run([sys.executable, "-c", ASKED], LD_PRELOAD=str(other))
+    assert (ended.code, ended.output) == (0, "False\n") and parts_in_holes
 
 
 def test_nothing_changes_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
