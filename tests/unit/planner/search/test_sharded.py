@@ -143,3 +143,12 @@ def test_trainer_accepts_the_plan(batch: int) -> None:
     shares = [rank.share for rank in made.ranks]
     assert sum(shares) == batch and max(shares) - min(shares) <= 1
     assert not made.rebalance and not made.measure_collective
+
+
+@pytest.mark.parametrize("micro_batches", [4, 16])
+def test_a_step_reads_the_input_of_all_its_micro_batches(micro_batches: int) -> None:
+    """Regression: only the input of one micro-batch counted."""
+    stored = replace(XL, dataset_samples=10**6, sample_nbytes=10**8, **SHARDED)
+    stored = replace(stored, chooses_micro_batches=False, micro_batches=micro_batches, fixed=(FixedChoice(A100, 4, 8),))
+    found = chosen(stored).prediction
+    assert found.compute_s + found.data_s == pytest.approx(512 * 1e8 / 4 / 5e8, rel=0.01), "the four disks set the pace"
