@@ -152,3 +152,26 @@ def test_a_step_reads_the_input_of_all_its_micro_batches(micro_batches: int) -> 
     stored = replace(stored, chooses_micro_batches=False, micro_batches=micro_batches, fixed=(FixedChoice(A100, 4, 8),))
     found = chosen(stored).prediction
     assert found.compute_s + found.data_s == pytest.approx(512 * 1e8 / 4 / 5e8, rel=0.01), "the four disks set the pace"
+
+
+def test_too_little_memory_is_one_line_for_each_device() -> None:
+    """Regression: 128 nodes gave 56 lines, and each called the activations of a whole batch training state."""
+    many = ClusterView(
+        tuple(Node(f"n{i}", A100, 8, 8, 64, 64, 2**40, link_bandwidth_Bps=25e9, is_gpu=True) for i in range(128))
+    )
+    whole = replace(
+        LARGE, **SHARDED, chooses_micro_batches=False, global_batch=4096, activation_nbytes_per_sample=10**11
+    )
+    refused = rejected(whole, many)
+    (line,) = refused.refusals
+    assert line.summary == f"up to 1024 x {A100}, Sharded"
+    assert line.reason.startswith("does not fit: a rank with 4 samples and ") and "but has 80 GiB" in line.reason
+    fixed = rejected(replace(whole, fixed=(FixedChoice(A100, 4, 8),)), many)
+    assert [each.summary for each in fixed.refusals] == [f"32 x {A100}, Sharded"]
+
+
+def test_ranks_that_are_too_few_are_one_line_beside_a_plan() -> None:
+    found = plan(replace(LARGE, **SHARDED), CLUSTER, {})
+    assert isinstance(found, Decision)
+    (line,) = [each for each in found.refusals if "does not fit" in each.reason]
+    assert line.summary.startswith("up to ") and line.summary.endswith(f" x {A100}, Sharded")
