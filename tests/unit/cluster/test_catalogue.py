@@ -203,3 +203,33 @@ def test_invalid_cluster_file_is_rejected(document: Any, message: str) -> None:
 )
 def test_vendor_is_derived_from_the_label(label: str, vendor: str) -> None:
     assert catalogue.vendor(label) == vendor
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "message"),
+    [
+        (
+            {"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": "a", "effect": "noschedule"}]},
+            "taints[1].effect",
+            "found 'noschedule'; expected NoSchedule, PreferNoSchedule or NoExecute",
+        ),
+        ({"taints": [{"key": "a", "effect": "NoSchedule", "vaule": "b"}]}, "taints", "found ["),
+        ({"device": "epyc", "gpu": False, "devices": 8}, "devices", "found 8 with gpu: false; expected 1, because"),
+        ({"machineCpu": 4}, "machineCpu", "found 4 without a machine; expected also its name, such as machine: host-7"),
+        ({"cpu": 0}, "cpu", "found 0; expected a quantity above 0, such as 2 or 500m. Correct it"),
+        ({"zone": 1}, "zone", "found 1; expected text of at most 63 characters. Put a number in quotes"),
+        (
+            {"labels": {"a": 1}},
+            "labels",
+            "found {'a': 1}; expected a mapping of names to strings. Put numbers in quotes",
+        ),
+    ],
+    ids=str,
+)
+def test_fields_of_nodes_that_would_have_no_effect_are_rejected(
+    entry: dict[str, object], field: str, message: str
+) -> None:
+    """Regression: a misspelt effect left a tainted node in all plans, and a CPU node had one of its eight devices."""
+    with pytest.raises(ValueError) as error:
+        cluster_view({"nodes": [{}, entry]})
+    assert str(error.value).startswith(f"cluster: nodes[1].{field}: {message}")
