@@ -127,6 +127,17 @@ class TestRejections:
         assert places == sorted(places)
         assert "smaller model" in found.message and "parallelism.strategy" in found.message
 
+    @pytest.mark.parametrize(("precision", "copies"), [("FP32", False), ("BF16", True), (None, False)])
+    def test_memory_of_one_sample_is_that_in_the_precision_of_the_job(self, precision: Any, copies: bool) -> None:
+        """Regression: in bfloat16, the message left out the 16-bit copies of the parameters, and contradicted others."""
+        huge = Request(
+            job="j", global_batch=64, total_steps=10, parameters=7 * 10**9, flops_per_sample=1e14, precision=precision,
+            activation_nbytes_per_sample=10**9, checkpointed_nbytes_per_sample=10**8, recomputation="Auto",
+        )  # fmt: skip
+        found = rejected(huge, view({"count": 4, "device": A100, "devices": 8, "cpu": 96, "memory": "1000Gi"}))
+        assert ("16-bit copies of parameters 14" in found.message) == copies
+        assert "activations" not in found.message.split("; expected")[0], "with activation checkpointing, under 1 %"
+
     def test_sets_of_nodes_too_small_for_the_batch_are_listed(self) -> None:
         request = replace(RESNET, global_batch=4096)
         decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))

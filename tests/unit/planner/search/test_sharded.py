@@ -175,3 +175,21 @@ def test_ranks_that_are_too_few_are_one_line_beside_a_plan() -> None:
     assert isinstance(found, Decision)
     (line,) = [each for each in found.refusals if "does not fit" in each.reason]
     assert line.summary.startswith("up to ") and line.summary.endswith(f" x {A100}, Sharded")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "text"),
+    [
+        (
+            {"activation_nbytes_per_sample": 10**12},
+            "activationBytesPerSample",
+            "correct the figure, shorten the samples",
+        ),
+        ({"parameters": 10**12}, "parameters", "25% of the parameters are assumed to be gathered at once"),
+    ],
+)
+def test_a_sample_that_no_rank_can_hold_names_the_figure(given: dict[str, Any], field: str, text: str) -> None:
+    """Regression: the message named the global batch size, though no batch fits."""
+    refused = rejected(replace(LARGE, **SHARDED, **given), CLUSTER)
+    assert (refused.reason, refused.field) == ("DoesNotFit", f"spec.model.hints.{field}")
+    assert refused.message.startswith("found a model with which each of 32 ranks needs ") and text in refused.message
