@@ -124,7 +124,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
         if isinstance(found, str):
             lines.append(Refusal(f"{describe(parts)}, {asked.strategy}", found))
         elif isinstance(found, Refusal):
-            lines.append(Refusal(f"{found.summary}, {asked.strategy}", found.reason))
+            lines.append(found)
         else:
             lines.append(_not_asked_for(f"{asked.strategy} or Auto", found, chosen))
     return lines

@@ -137,6 +137,12 @@ class TestOtherStrategies:
             assert asynchronous.startswith(f"not requested (parallelism.synchronization {name}): ")
             assert asynchronous.endswith("the gradients are 1 update old")
 
+    def test_strategy_that_does_not_fit_is_named_once(self) -> None:
+        """Regression: the line ended with 'Tensor, Tensor'."""
+        large = replace(DIGITS, model="mlp", global_batch=1_000_000, total_steps=10)
+        lines = [each.summary for each in decided(large, view({"cpu": 8, "memory": "16Gi"})).refusals]
+        assert any(each.endswith(" (7 ranks each), Tensor") for each in lines), lines
+
     def test_model_parallelism_is_evaluated_if_the_trainer_supports_it(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
