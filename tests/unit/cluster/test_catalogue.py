@@ -233,3 +233,11 @@ def test_fields_of_nodes_that_would_have_no_effect_are_rejected(
     with pytest.raises(ValueError) as error:
         cluster_view({"nodes": [{}, entry]})
     assert str(error.value).startswith(f"cluster: nodes[1].{field}: {message}")
+
+
+@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"])
+def test_parts_of_a_gpu_have_no_nvlink(part: str) -> None:
+    """Regression: plans priced NVLink between the parts of GPUs, which copy through main memory."""
+    found, whole = (catalogue.gpu_or_assumed(label) for label in (part, part.split("-MIG-")[0]))
+    slices = int(part.split("-MIG-")[1][0])
+    assert found.peer_bandwidth_Bps == pytest.approx(slices / 7 * whole.host_bandwidth_Bps)
