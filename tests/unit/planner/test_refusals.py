@@ -280,6 +280,7 @@ class TestNames:
         ]
         assert [joules(e) for e in (12.4, 52_000, 7.2e6)] == ["12 J", "52 kJ", "2 kWh"]
         assert (rate(1.25e9), rate(3.1e6), gibibytes(1.5 * 2**30)) == ("10 Gbit/s", "24.8 Mbit/s", "1.5 GiB")
+        assert (gibibytes(4), gibibytes(2**20), gibibytes(0)) == ("4 bytes", "1 MiB", "0 MiB")
         assert (plain(20_561.3, 4), plain(0.01234), gibibytes(2**41)) == ("20560", "0.0123", "2050 GiB")
 
 
