@@ -40,18 +40,18 @@ def candidates(
             "until nodes are free"
         )
         return Infeasible("TooFewNodes", "spec.nodes", text, transient=True, refusals=nodes.refusals)
-    found = [(part, evaluate(part, request, workload)) for part in parts]
-    refused = {part: each for part, each in found if isinstance(each, Refusal)}
-    return [each for _, each in found if isinstance(each, Choice)], [*nodes.refusals, *_largest(refused)]
+    evaluated = [(part, evaluate(part, request, workload)) for part in parts]
+    refused = [(part, each) for part, each in evaluated if isinstance(each, Refusal)]
+    return [each for _, each in evaluated if isinstance(each, Choice)], [*nodes.refusals, *_largest(refused)]
 
 
-def _largest(refused: Mapping[Part, Refusal]) -> list[Refusal]:
+def _largest(refused: Sequence[tuple[Part, Refusal]]) -> list[Refusal]:
     """Return the refusal of the most ranks of each device type with too little GPU memory or too little main memory.
 
     Fewer ranks hold more of the training state and more samples each, so the refusals of smaller plans say no more.
     """
     most: dict[tuple[str, bool], tuple[Part, Refusal]] = {}
-    for part, refusal in refused.items():
+    for part, refusal in refused:
         kind = part.option.label, "main memory" in refusal.reason
         if kind not in most or part.ranks > most[kind][0].ranks:
             most[kind] = part, refusal
