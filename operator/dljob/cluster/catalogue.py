@@ -229,7 +229,8 @@ def _slice(label: str) -> Device | None:
 
     Return None if the label has another form or if the GPU is not in the catalogue. The figures are proportional to
     those of the whole GPU, and so is a power limit. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG
-    user guide).
+    user guide). Parts cannot access each other's memory, neither over NVLink nor over PCIe (RAPIDS, deployment guide:
+    Multi-Instance GPU). NCCL copies through main memory, so each part has its part of the GPU's link to the host.
     """
     product, limit_W = without_power_limit(label)
     if (found := MIG.match(product)) is None or (whole := gpu(found[1])) is None:
@@ -246,6 +247,7 @@ def _slice(label: str) -> Device | None:
         fp16_FLOPs=part * whole.fp16_FLOPs,
         memory_nbytes=min(nbytes, whole.memory_nbytes),
         memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
+        peer_bandwidth_Bps=part * whole.host_bandwidth_Bps,
         peak_power_W=part * whole.peak_power_W,
         idle_power_W=part * whole.idle_power_W,
         power_limit_W=None if limit_W is None else part * limit_W,

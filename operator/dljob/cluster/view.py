@@ -156,6 +156,8 @@ _UNITS = {
 """Field → unit, least value, and a description with an example. A lower value has no unit, or the wrong one."""
 
 
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+"""Effects of taints that Kubernetes knows. Any other one would have no effect on plans."""
 _EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
 
 
@@ -225,6 +227,11 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         )
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
+    if devices > 1 and not is_gpu:
+        raise ValueError(
+            f".devices: found {devices} with gpu: false; expected 1, because a CPU node is one device. Remove devices, "
+            "or set gpu: true"
+        )
     cpu, memory, bandwidth, storage = (
         _amount(entry, "cpu", "1"),
         _amount(entry, "memory", f"{16 * devices}Gi" if is_gpu else "8Gi"),
@@ -277,7 +284,8 @@ def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal
     except ValueError:
         raise ValueError(f".{name}: found {value!r}; expected {expected}. Correct it") from None
     if amount <= 0:
-        raise ValueError(f".{name}: found {value!r}; expected {expected}, more than 0. Correct it")
+        more = "" if "above 0" in expected else ", more than 0"
+        raise ValueError(f".{name}: found {value!r}; expected {expected}{more}. Correct it")
     if least is not None and amount < quantity(least):
         shown = f"{amount.normalize():f}"
         raise ValueError(
@@ -288,7 +296,7 @@ def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal
 
 def _labels(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-        raise ValueError(f".labels: found {value!r}; expected a mapping of names to strings")
+        raise ValueError(f".labels: found {value!r}; expected a mapping of names to strings. Put numbers in quotes")
     return {str(k): v for k, v in value.items()}
 
 
@@ -300,9 +308,16 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
         if value is None:
             continue
         if not isinstance(value, str) or not 1 <= len(value) <= 63:
-            raise ValueError(f".{name}: found {value!r}; expected the value of a label, of at most 63 characters")
+            raise ValueError(
+                f".{name}: found {value!r}; expected text of at most 63 characters. Put a number in quotes"
+            )
         found[label] = value
     if (cpu := _amount(entry, "machineCpu", None)) is not None:
+        if MACHINE_LABEL not in found:
+            raise ValueError(
+                f".machineCpu: found {entry['machineCpu']!r} without a machine; expected also its name, such as "
+                "machine: host-7, which all nodes of the machine have. Add it, or remove machineCpu"
+            )
         found[MACHINE_CPU_LABEL] = str(cpu)
     if (limit := entry.get("powerLimit")) is not None:
         found[POWER_LIMIT_LABEL] = str(limit)
@@ -310,6 +325,13 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _taints(value: object) -> tuple[tuple[str, str, str], ...]:
-    if not isinstance(value, list) or not all(isinstance(t, Mapping) and "key" in t and "effect" in t for t in value):
+    fields = {"key", "value", "effect", "timeAdded"}
+    if not isinstance(value, list) or not all(
+        isinstance(t, Mapping) and {"key", "effect"} <= set(t) <= fields for t in value
+    ):
         raise ValueError(f".taints: found {value!r}; expected a list of mappings with key, value and effect")
-    return tuple((str(t["key"]), str(t.get("value", "")), str(t["effect"])) for t in value)
+    for i, taint in enumerate(value):
+        if taint["effect"] not in EFFECTS:
+            expected = f"{', '.join(EFFECTS[:-1])} or {EFFECTS[-1]}"
+            raise ValueError(f".taints[{i}].effect: found {taint['effect']!r}; expected {expected}")
+    return tuple((str(t["key"]), str(t.get("value", "")), t["effect"]) for t in value)

@@ -203,3 +203,41 @@ def test_invalid_cluster_file_is_rejected(document: Any, message: str) -> None:
 )
 def test_vendor_is_derived_from_the_label(label: str, vendor: str) -> None:
     assert catalogue.vendor(label) == vendor
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "message"),
+    [
+        (
+            {"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": "a", "effect": "noschedule"}]},
+            "taints[1].effect",
+            "found 'noschedule'; expected NoSchedule, PreferNoSchedule or NoExecute",
+        ),
+        ({"taints": [{"key": "a", "effect": "NoSchedule", "vaule": "b"}]}, "taints", "found ["),
+        ({"device": "epyc", "gpu": False, "devices": 8}, "devices", "found 8 with gpu: false; expected 1, because"),
+        ({"machineCpu": 4}, "machineCpu", "found 4 without a machine; expected also its name, such as machine: host-7"),
+        ({"cpu": 0}, "cpu", "found 0; expected a quantity above 0, such as 2 or 500m. Correct it"),
+        ({"zone": 1}, "zone", "found 1; expected text of at most 63 characters. Put a number in quotes"),
+        (
+            {"labels": {"a": 1}},
+            "labels",
+            "found {'a': 1}; expected a mapping of names to strings. Put numbers in quotes",
+        ),
+    ],
+    ids=str,
+)
+def test_fields_of_nodes_that_would_have_no_effect_are_rejected(
+    entry: dict[str, object], field: str, message: str
+) -> None:
+    """Regression: a misspelt effect left a tainted node in all plans, and a CPU node had one of its eight devices."""
+    with pytest.raises(ValueError) as error:
+        cluster_view({"nodes": [{}, entry]})
+    assert str(error.value).startswith(f"cluster: nodes[1].{field}: {message}")
+
+
+@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"])
+def test_parts_of_a_gpu_have_no_nvlink(part: str) -> None:
+    """Regression: plans priced NVLink between the parts of GPUs, which copy through main memory."""
+    found, whole = (catalogue.gpu_or_assumed(label) for label in (part, part.split("-MIG-")[0]))
+    slices = int(part.split("-MIG-")[1][0])
+    assert found.peer_bandwidth_Bps == pytest.approx(slices / 7 * whole.host_bandwidth_Bps)

@@ -127,6 +127,17 @@ class TestRejections:
         assert places == sorted(places)
         assert "smaller model" in found.message and "parallelism.strategy" in found.message
 
+    @pytest.mark.parametrize(("precision", "copies"), [("FP32", False), ("BF16", True), (None, False)])
+    def test_memory_of_one_sample_is_that_in_the_precision_of_the_job(self, precision: Any, copies: bool) -> None:
+        """Regression: in bfloat16, the message left out the 16-bit copies of the parameters, and contradicted others."""
+        huge = Request(
+            job="j", global_batch=64, total_steps=10, parameters=7 * 10**9, flops_per_sample=1e14, precision=precision,
+            activation_nbytes_per_sample=10**9, checkpointed_nbytes_per_sample=10**8, recomputation="Auto",
+        )  # fmt: skip
+        found = rejected(huge, view({"count": 4, "device": A100, "devices": 8, "cpu": 96, "memory": "1000Gi"}))
+        assert ("16-bit copies of parameters 14" in found.message) == copies
+        assert "activations" not in found.message.split("; expected")[0], "with activation checkpointing, under 1 %"
+
     def test_sets_of_nodes_too_small_for_the_batch_are_listed(self) -> None:
         request = replace(RESNET, global_batch=4096)
         decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))
@@ -269,4 +280,28 @@ class TestNames:
         ]
         assert [joules(e) for e in (12.4, 52_000, 7.2e6)] == ["12 J", "52 kJ", "2 kWh"]
         assert (rate(1.25e9), rate(3.1e6), gibibytes(1.5 * 2**30)) == ("10 Gbit/s", "24.8 Mbit/s", "1.5 GiB")
+        assert (gibibytes(4), gibibytes(2**20), gibibytes(0)) == ("4 bytes", "1 MiB", "0 MiB")
         assert (plain(20_561.3, 4), plain(0.01234), gibibytes(2**41)) == ("20560", "0.0123", "2050 GiB")
+
+
+class TestManyDeviceTypes:
+    @staticmethod
+    def labelled(count: int) -> ClusterView:
+        return view(*({"device": f"host-type-{i}", "cpu": 1 + i / count, "memory": "8Gi"} for i in range(count)))
+
+    def test_nodes_with_labels_of_their_own_are_planned_in_bounded_time_and_memory(self) -> None:
+        """Regression: 2,000 nodes, each with its own device type, needed 30 GiB of memory."""
+        decision = decided(replace(DIGITS, total_steps=10), self.labelled(2000))
+        (line,) = [each for each in decision.refusals if "device types" in each.summary]
+        assert line.summary == "1936 nodes of 1936 other device types"
+        assert line.reason.startswith("not considered: found 2000 device types; expected at most 64")
+        used = {group.device for group in decision.chosen.groups}
+        assert used <= {f"host-type-{i}" for i in range(1936, 2000)}, "the nodes with the most CPUs"
+
+    def test_a_job_gets_as_many_types_as_its_smallest_number_of_nodes_needs(self) -> None:
+        decision = decided(replace(DIGITS, nodes_min=70), self.labelled(80))
+        assert sum(group.nodes for group in decision.chosen.groups) == 70
+
+    def test_types_that_the_user_names_count_alone(self) -> None:
+        asked = replace(DIGITS, devices=("host-type-3",))
+        assert {group.device for group in decided(asked, self.labelled(100)).chosen.groups} == {"host-type-3"}

@@ -6,7 +6,7 @@ so only the excess over the compute time is exposed. Scripts that load data diff
 measured steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dljob.cluster.catalogue import Device
@@ -55,6 +55,8 @@ class Fetching:
 
     processes: bool = False
     """True if workers are processes."""
+    readers: int = 1
+    """Number of ranks that share the disk of the node, which ``disk_s`` includes."""
 
     @property
     def total_s(self) -> float:
@@ -88,6 +90,11 @@ class Fetching:
         }
         return max(parts, key=lambda name: parts[name])
 
+    @property
+    def alone(self) -> "Fetching":
+        """Return the input pipeline of a rank that has the disk of its node for itself."""
+        return replace(self, disk_s=self.disk_s / self.readers, readers=1)
+
     def over(self, computing: Curve) -> Curve:
         """Return a rank's step time including input, as a curve over its local batch size b.
 
@@ -110,6 +117,13 @@ class Fetching:
         if not self.workers:
             return samples * self.total_s
         return max(samples * self.busy_s, samples * self.pace_s - compute_s)
+
+    def sets_pace(self, compute_s: float, samples: float) -> bool:
+        """Return True if workers need longer for the input of ``samples`` samples than ``exposed_input_s`` allows.
+
+        The step then takes as long as its input, however fast it computes. ``compute_s``: as in ``exposed_input_s``.
+        """
+        return self.workers > 0 and samples * self.pace_s > compute_s + samples * self.busy_s
 
     def first_s(self, samples: float) -> float:
         """Return the input seconds of the first batch of ``samples`` samples, which no earlier step hides.
@@ -187,6 +201,7 @@ def fetching(
         workers=workers_of(threads or cores) if by_program else 1,
         processes=by_program,
         busy_s=0.0 if gpu else delay_s(making_s + memory_s, cores),
+        readers=ranks_per_node,
     )
 
 

@@ -28,11 +28,14 @@ from dljob.planner.candidates.options import Option, link_of, message_link_of, o
 from dljob.planner.candidates.shard_space import largest_share, too_large, too_little_memory, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.storage import Storage
-from dljob.planner.types.texts import group_names, rate, samples
+from dljob.planner.types.texts import duration, group_names, rate, samples
 
 LEAST_BUSY = 0.25
 """Minimum fraction of a rank's CPUs that its pod requests. Even a rank whose steps hardly use the CPUs needs them to
 start, to evaluate the model and to write checkpoints."""
+
+SHOWN_INPUT = 0.05
+"""Minimum fraction of a step that waits for input at which the bottleneck mentions it beside the computing time."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +330,7 @@ def _prediction(
         active = active_part(workload, option.device, in_turn)
         power_W += energy.rank_watts(option.device, busy / part.ranks, active) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)
-        alone += part.ranks * option.shared_slowdown / option.curve.seconds(request.global_batch)
+        alone += part.ranks / option.alone_s(request.global_batch)
     made = Prediction(
         step_s=step_s,
         step_p90_s=timing.p90_s,
@@ -387,7 +390,10 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     if longest == timing.compute_s:
         layout = Layout(option.ranks_per_node, option.cores, option.machine_nodes)
         text += cores_text(option.pool, layout, option.hardware)
-    fixed = option.curve.seconds(0) / timing.compute_s
-    if longest == timing.compute_s and fixed > 0.3:
+    fixed, waits = option.curve.seconds(0) / timing.compute_s, timing.data_s > SHOWN_INPUT * timing.step_s
+    if longest == timing.compute_s and waits and option.fetching.sets_pace(longest, share):
+        whole = f"input takes {duration(longest + timing.data_s)} of the step, mostly {option.fetching.mostly}"
+        text += f"; {whole}, so faster computing does not shorten it"
+    elif longest == timing.compute_s and fixed > 0.3:
         text += f"; {100 * fixed:.0f} % of the computing time does not depend on the batch size"
     return text

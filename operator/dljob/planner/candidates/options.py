@@ -147,6 +147,10 @@ class Option:
         ranks, is_gpu = self.ranks_per_node, self.pool.is_gpu
         return memory.pod_nbytes(held, samples, ranks, is_gpu, self.processes, self.device.growth_factors)
 
+    def alone_s(self, samples: float) -> float:
+        """Return the seconds of a step with ``samples`` samples on a rank that has its machine and disk for itself."""
+        return self.fetching.alone.over(self.computing).seconds(samples) / self.shared_slowdown
+
     def data_s(self, samples: float) -> float:
         """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)

@@ -9,10 +9,13 @@ from math import inf
 
 from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
-from dljob.perf.workload.workload import Workload, recomputing
+from dljob.perf.step.zero import UNKNOWN_UNIT
+from dljob.perf.workload.workload import HINTED, Workload, in_precision, recomputing
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
 from dljob.planner.candidates.node_layout import layouts
 from dljob.planner.candidates.pools import Eligible, Pool, excluded, wanted
+from dljob.planner.candidates.precision import searched
+from dljob.planner.candidates.strategies import zero
 from dljob.planner.explanation.infeasible import RECOMPUTE
 from dljob.planner.types import Choice, Infeasible, Request
 from dljob.planner.types.texts import duration, gibibytes, samples
@@ -117,14 +120,17 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
 
     A batch size is the cause only if some batch size fits. ``nodes``: the nodes that the job may use.
     """
-    if request.recomputation != "Never" and workload.checkpointed_nbytes is not None:
-        workload = recomputing(workload)
-    whole = workload
-    if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
-        workload = replace(workload, optimizer_slots=0.0)
-    if not nodes.pools or request.strategy in ("Sharded", "Pipeline", "Tensor"):
+    if not nodes.pools or request.strategy in ("Pipeline", "Tensor"):
         return wrong
     pool = max(nodes.pools, key=lambda each: _room_nbytes(each, request))
+    if request.strategy == "Sharded":
+        return _too_large_parts(request, workload, pool, wrong)
+    typed = [in_precision(workload, name) for name, able in searched(request, [pool], {}) if able] or [workload]
+    if request.recomputation != "Never" and workload.checkpointed_nbytes is not None:
+        typed = [recomputing(each) for each in typed]
+    whole = workload = min(typed, key=lambda each: memory.rank_nbytes(each, 1, pool.is_gpu))
+    if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
+        workload = replace(workload, optimizer_slots=0.0)
     room, one = _room_nbytes(pool, request), memory.rank_nbytes(workload, 1, pool.is_gpu)
     if one > room:
         return _too_large(request, workload, whole, pool, wrong) if wrong.reason == "DoesNotFit" else wrong
@@ -229,6 +235,32 @@ def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool
         remedy += "state (parallelism.strategy)"
         remedy += RECOMPUTE if request.may_recompute and none < room else ""
     return replace(wrong, field=field, message=f"found {found}; expected {expected}: {remedy} ({_lines(wrong)})")
+
+
+def _too_large_parts(request: Request, workload: Workload, pool: Pool, wrong: Infeasible) -> Infeasible:
+    """Return the field that makes one sample too large with strategy Sharded, or ``wrong`` if another batch would fit.
+
+    ``pool``: the nodes whose ranks have the most memory. All of their GPUs together hold the training state.
+    """
+    ranks = min(sum(pool.free), request.global_batch)
+    if wrong.reason != "DoesNotFit" or not pool.is_gpu or request.fixed or ranks < 1:
+        return wrong
+    device, room = catalogue.gpu_or_assumed(pool.device), _room_nbytes(pool, request)
+    one, none = (zero.held_nbytes(workload, 3, ranks, count, device, request) for count in (1, 0))
+    if one <= room:
+        return wrong
+    mostly_state = none > one / 2
+    field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
+    units = f" (hints have no layers, so {UNKNOWN_UNIT:.0%} of the parameters are assumed to be gathered at once)"
+    state = f"{gibibytes(none)}{units if mostly_state and workload.name == HINTED else ''}"
+    remedy = "choose a smaller model, allow more devices" if mostly_state else "correct the figure, shorten the samples"
+    return replace(
+        wrong,
+        field=field,
+        message=f"found a model with which each of {ranks} ranks needs {gibibytes(one)} for one sample: activations "
+        f"{gibibytes(one - none)}, its part of the training state {state}; expected at most {gibibytes(room)}, the "
+        f"largest memory of a rank: {remedy}, or allow devices with more memory",
+    )
 
 
 def _named_parts(workload: Workload, is_gpu: bool) -> str:

@@ -15,7 +15,7 @@ from dljob.planner.candidates.strategies import zero
 from dljob.planner.candidates.strategies.split_memory import host_room_nbytes
 from dljob.planner.search.model_split import Found, equal_parts
 from dljob.planner.types import Choice, Group, Infeasible, Refusal, Request
-from dljob.planner.types.texts import duration, gibibytes, group_names
+from dljob.planner.types.texts import duration, gibibytes, group_names, samples
 
 
 def candidates(
@@ -40,7 +40,22 @@ def candidates(
             "until nodes are free"
         )
         return Infeasible("TooFewNodes", "spec.nodes", text, transient=True, refusals=nodes.refusals)
-    return [evaluate(part, request, workload) for part in parts], list(nodes.refusals)
+    evaluated = [(part, evaluate(part, request, workload)) for part in parts]
+    refused = [(part, each) for part, each in evaluated if isinstance(each, Refusal)]
+    return [each for _, each in evaluated if isinstance(each, Choice)], [*nodes.refusals, *_largest(refused)]
+
+
+def _largest(refused: Sequence[tuple[Part, Refusal]]) -> list[Refusal]:
+    """Return the refusal of the most ranks of each device type with too little GPU memory or too little main memory.
+
+    Fewer ranks hold more of the training state and more samples each, so the refusals of smaller plans say no more.
+    """
+    most: dict[tuple[str, bool], tuple[Part, Refusal]] = {}
+    for part, refusal in refused:
+        kind = part.option.label, "main memory" in refusal.reason
+        if kind not in most or part.ranks > most[kind][0].ranks:
+            most[kind] = part, refusal
+    return [refusal for _, refusal in most.values()]
 
 
 def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refusal:
@@ -49,12 +64,13 @@ def evaluate(part: Part, request: Request, workload: Workload) -> Choice | Refus
     found = zero.candidate(part, 3, request, workload)
     if found is None:
         k = MAX_MICRO_BATCHES if request.chooses_micro_batches else request.micro_batches
-        samples = ceil(ceil(request.global_batch / part.ranks) / k)
-        held = int(zero.held_nbytes(workload, 3, part.ranks, samples, option.device, request))
+        share = ceil(ceil(request.global_batch / part.ranks) / k)
+        held = int(zero.held_nbytes(workload, 3, part.ranks, share, option.device, request))
+        many = f"up to {part.ranks}" if part.ranks > 1 and not request.fixed else f"{part.ranks}"
         return Refusal(
-            summary,
-            f"does not fit: a rank needs {gibibytes(held)} with its part of the training state, but has "
-            f"{gibibytes(option.memory_nbytes)}",
+            f"{many} x {option.label}, Sharded",
+            f"does not fit: a rank with {samples(share)} and its part of the training state needs {gibibytes(held)}, "
+            f"but has {gibibytes(option.memory_nbytes)}",
         )
     prediction = zero.predict(found, request, workload)
     room = host_room_nbytes(part, request)

@@ -1,7 +1,7 @@
 """Compare the chosen plan's step time with that of strategies that the user did not request.
 
-These strategies are the sharded optimizer, sharded parameters, model parallelism, and asynchronous or stale-synchronous
-training.
+These strategies are DDP's larger buckets on GPUs, the sharded optimizer, sharded parameters, model parallelism, and
+asynchronous or stale-synchronous training.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dljob.planner.candidates.options import Option
 from dljob.planner.search import model_split, objective, sharded
 from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import Choice, Refusal, Request
-from dljob.planner.types.texts import duration, gibibytes
+from dljob.planner.types.texts import duration, gibibytes, step_times
 
 MAX_STAGES = 8
 """Maximum number of ranks at which the chosen plan is compared with model parallelism. With more ranks, splitting the
@@ -25,6 +25,9 @@ BOUND = 3
 
 It is a usual choice (Ho et al. 2013)."""
 
+PAYS = 0.05
+"""Minimum fraction of the objective by which collective DDP must improve the chosen plan, so that a line names it."""
+
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """Return the other strategies that the chosen plan's ranks could use, each with the reason why it was not chosen.
@@ -33,15 +36,39 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     """
     if objective.size(chosen) < 2:
         return []
+    lines = _larger_buckets(request, chosen, parts, workload)
     if chosen.precision != "FP32" or chosen.recomputes:
-        return _sharded(request, chosen, parts, workload)  # the others compute in float32 and keep all activations
+        return lines + _sharded(
+            request, chosen, parts, workload
+        )  # the others compute in float32 and keep all activations
     whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
+        *lines,
         *_sharded(request, chosen, parts, workload),
         *_fully_sharded(request, chosen, whole, workload),
         *_in_parts(request, chosen, whole, workload),
         *_synchronization(request, chosen, whole, workload),
     ]
+
+
+def _larger_buckets(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    """Return the chosen plan with collective DDP, if its larger buckets improve the objective by at least ``PAYS``.
+
+    On GPUs, both collectives are NCCL, but each bucket costs the latency of the network. ``Auto`` does not choose DDP,
+    because not every script can run with it.
+    """
+    allowed = request.strategy == "Data" and request.collective is None and request.synchronization == "Synchronous"
+    if not allowed or request.reduced_by_script or not all(part.option.pool.is_gpu for part in parts):
+        return []
+    asked = replace(request, collective="DDP")
+    found = evaluate(parts, "DDP", asked, workload)
+    if isinstance(found, Refusal):
+        return []
+    p, q = found.prediction, chosen.prediction
+    if objective.score(request, p) > (1 - PAYS) * objective.score(request, q):
+        return []
+    times = step_times((p.step_s, q.step_s), (p.total_s, q.total_s))
+    return [Refusal(found.summary, f"not requested (collective DDP): {times}, with buckets of 25 instead of 4 MiB")]
 
 
 def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
@@ -97,7 +124,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
         if isinstance(found, str):
             lines.append(Refusal(f"{describe(parts)}, {asked.strategy}", found))
         elif isinstance(found, Refusal):
-            lines.append(Refusal(f"{found.summary}, {asked.strategy}", found.reason))
+            lines.append(found)
         else:
             lines.append(_not_asked_for(f"{asked.strategy} or Auto", found, chosen))
     return lines

@@ -143,3 +143,53 @@ def test_trainer_accepts_the_plan(batch: int) -> None:
     shares = [rank.share for rank in made.ranks]
     assert sum(shares) == batch and max(shares) - min(shares) <= 1
     assert not made.rebalance and not made.measure_collective
+
+
+@pytest.mark.parametrize("micro_batches", [4, 16])
+def test_a_step_reads_the_input_of_all_its_micro_batches(micro_batches: int) -> None:
+    """Regression: only the input of one micro-batch counted."""
+    stored = replace(XL, dataset_samples=10**6, sample_nbytes=10**8, **SHARDED)
+    stored = replace(stored, chooses_micro_batches=False, micro_batches=micro_batches, fixed=(FixedChoice(A100, 4, 8),))
+    found = chosen(stored).prediction
+    assert found.compute_s + found.data_s == pytest.approx(512 * 1e8 / 4 / 5e8, rel=0.01), "the four disks set the pace"
+
+
+def test_too_little_memory_is_one_line_for_each_device() -> None:
+    """Regression: 128 nodes gave 56 lines, and each called the activations of a whole batch training state."""
+    many = ClusterView(
+        tuple(Node(f"n{i}", A100, 8, 8, 64, 64, 2**40, link_bandwidth_Bps=25e9, is_gpu=True) for i in range(128))
+    )
+    whole = replace(
+        LARGE, **SHARDED, chooses_micro_batches=False, global_batch=4096, activation_nbytes_per_sample=10**11
+    )
+    refused = rejected(whole, many)
+    (line,) = refused.refusals
+    assert line.summary == f"up to 1024 x {A100}, Sharded"
+    assert line.reason.startswith("does not fit: a rank with 4 samples and ") and "but has 80 GiB" in line.reason
+    fixed = rejected(replace(whole, fixed=(FixedChoice(A100, 4, 8),)), many)
+    assert [each.summary for each in fixed.refusals] == [f"32 x {A100}, Sharded"]
+
+
+def test_ranks_that_are_too_few_are_one_line_beside_a_plan() -> None:
+    found = plan(replace(LARGE, **SHARDED), CLUSTER, {})
+    assert isinstance(found, Decision)
+    (line,) = [each for each in found.refusals if "does not fit" in each.reason]
+    assert line.summary.startswith("up to ") and line.summary.endswith(f" x {A100}, Sharded")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "text"),
+    [
+        (
+            {"activation_nbytes_per_sample": 10**12},
+            "activationBytesPerSample",
+            "correct the figure, shorten the samples",
+        ),
+        ({"parameters": 10**12}, "parameters", "25% of the parameters are assumed to be gathered at once"),
+    ],
+)
+def test_a_sample_that_no_rank_can_hold_names_the_figure(given: dict[str, Any], field: str, text: str) -> None:
+    """Regression: the message named the global batch size, though no batch fits."""
+    refused = rejected(replace(LARGE, **SHARDED, **given), CLUSTER)
+    assert (refused.reason, refused.field) == ("DoesNotFit", f"spec.model.hints.{field}")
+    assert refused.message.startswith("found a model with which each of 32 ranks needs ") and text in refused.message

@@ -137,6 +137,12 @@ class TestOtherStrategies:
             assert asynchronous.startswith(f"not requested (parallelism.synchronization {name}): ")
             assert asynchronous.endswith("the gradients are 1 update old")
 
+    def test_strategy_that_does_not_fit_is_named_once(self) -> None:
+        """Regression: the line ended with 'Tensor, Tensor'."""
+        large = replace(DIGITS, model="mlp", global_batch=1_000_000, total_steps=10)
+        lines = [each.summary for each in decided(large, view({"cpu": 8, "memory": "16Gi"})).refusals]
+        assert any(each.endswith(" (7 ranks each), Tensor") for each in lines), lines
+
     def test_model_parallelism_is_evaluated_if_the_trainer_supports_it(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
@@ -168,3 +174,37 @@ class TestOtherStrategies:
         assert "do not depend on the batch size" in rejected(large(2e9), few).message
         images = replace(large(1e6), activation_nbytes_per_sample=10**9)
         assert "are activations" in rejected(images, few).message
+
+
+A100 = "NVIDIA-A100-SXM4-80GB"
+A100S = view({"count": 4, "device": A100, "devices": 8, "cpu": 96, "memory": "1000Gi", "bandwidth": "100G"})
+XL = Request(
+    job="xl", global_batch=512, total_steps=1000, like="GPT-2-XL", precision="BF16", recomputation="Auto",
+    optimizer="AdamW", chooses_micro_batches=True,
+)  # fmt: skip
+
+
+def larger_buckets(request: Request, nodes: int = 4) -> list[str]:
+    fixed = replace(request, fixed=(FixedChoice(A100, nodes, 8),))
+    return [each.reason for each in decided(fixed, A100S).refusals if "collective DDP" in each.reason]
+
+
+class TestLargerBuckets:
+    def test_collective_that_saves_time_is_named(self) -> None:
+        """Regression: GPT-2 XL on 32 GPUs trains a third faster with DDP's buckets, and no line of the plan said so."""
+        (reason,) = larger_buckets(XL)
+        asked = decided(replace(XL, collective="DDP", fixed=(FixedChoice(A100, 4, 8),)), A100S).chosen.prediction
+        best = decided(replace(XL, fixed=(FixedChoice(A100, 4, 8),)), A100S).chosen.prediction
+        assert asked.step_s < 0.8 * best.step_s
+        assert reason.startswith("not requested (collective DDP): ") and "instead of" in reason
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"collective": "Torch"}, {"collective": "DDP"}, {"strategy": "Optimizer"}, {"reduced_by_script": True}],
+        ids=str,
+    )
+    def test_jobs_that_cannot_use_it_or_chose_are_not_told(self, given: dict[str, Any]) -> None:
+        assert larger_buckets(replace(XL, **given)) == []
+
+    def test_buckets_that_save_little_are_not_named(self) -> None:
+        assert larger_buckets(replace(XL, like="GPT-2", global_batch=512), nodes=1) == []

@@ -127,7 +127,7 @@ def prediction_of(
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
         basis=basis_of([option]),
         host_memory_nbytes=host,
-        efficiency=min(1.0, option.curve.seconds(request.global_batch) / (option.shared_slowdown * step_s * ranks)),
+        efficiency=min(1.0, option.alone_s(request.global_batch) / (step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
         evaluations_s=evaluating_s,

@@ -121,7 +121,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
     host = host_nbytes(found, request, workload, samples, held)
     writers = n if found.stage == 3 else 1
-    return prediction_of(part, step, request, workload, samples, held, host, writers)
+    return prediction_of(part, step, request, workload, local, held, host, writers)
 
 
 def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samples: int, held: int) -> int:
