@@ -1,12 +1,14 @@
 """Format ``clocks``: time, power and energy of programs on GPUs with locked clocks (``clocks_data`` says which files).
 
 The model sees the power at the highest clock, and predicts time, power and energy at the others, divided by those at the
-highest. The constants of ``perf.resources.energy`` and ``power`` were fitted on ``FITTED``. All else is held out: other
+highest. ``choice`` is the measured energy at the clock that the model finds best, above the least measured energy of the
+program (a curve with the power of at least ``ENOUGH`` clocks). The constants of ``perf.resources.energy`` and ``power`` were fitted on ``FITTED``. All else is held out: other
 programs on the same devices, and whole devices.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +22,8 @@ from dljob.perf.resources.power import under_clock
 FITTED = {("a100_sxm", "layer of gpt3-175b"), ("A100", "bert-huge-uncased"), ("A100", "gpt3-xl")}
 """(Device, program) of the measurements on which the constants were fitted."""
 SETS = ("fitted", "other programs on the same devices", "training on other devices", "kernels on other devices")
+ENOUGH = 3
+"""Clocks with a measured power, besides the highest, that a curve needs to offer a choice."""
 MAX_MHZ = 1000.0
 """Maximum clock of the device with which the model is asked; only the ratio of clocks matters."""
 
@@ -35,7 +39,7 @@ def run(directory: Path, options: Options) -> list[Table]:
     for curve in curves:
         sets[_set(curve)].append(curve)
     tables = [_table(name, sets[name]) for name in SETS if sets[name]]
-    return [*tables[:-1], Table(**{**vars(tables[-1]), "note": dropped(complaints)})] if tables else []
+    return [*tables[:-1], replace(tables[-1], note=dropped(complaints))] if tables else []
 
 
 def _set(curve: Curve) -> str:
@@ -68,11 +72,7 @@ def _table(name: str, curves: list[Curve]) -> Table:
     """Return the median over programs of their median error, and the largest error of all points, in percent."""
     programs: dict[tuple[str, str], list[tuple[Device, Curve, Point]]] = defaultdict(list)
     for curve in curves:
-        for point in curve.points:
-            sheet = gpu_or_assumed("a100")
-            asked = {"idle_power_W": IDLE_W[curve.device], "max_clock_MHz": MAX_MHZ}
-            device = Device(**{**vars(sheet), **asked, "clock_limit_MHz": MAX_MHZ * point.clock})
-            programs[curve.device, curve.program].append((device, curve, point))
+        programs[curve.device, curve.program] += [(_device(curve, point), curve, point) for point in curve.points]
     rows: list[tuple[Cell, ...]] = []
     for quantity in ("time", "power", "energy"):
         for method, predict in METHODS.items():
@@ -84,8 +84,34 @@ def _table(name: str, curves: list[Curve]) -> Table:
             if errors:
                 middle, worst = median(map(median, errors)), max(map(max, errors))
                 rows.append((quantity, method, len(errors), sum(map(len, errors)), 100 * middle, 100 * worst))
+    for method, predict in METHODS.items():
+        lost = [loss for curve in curves if (loss := _lost(predict, curve)) is not None]
+        if lost:
+            rows.append(("choice", method, len(lost), len(lost), 100 * median(lost), 100 * max(lost)))
     columns = ("quantity", "method", "programs", "points", "median", "worst")
     return Table(f"{name}: error relative to the highest clock, %", columns, tuple(rows))
+
+
+def _device(curve: Curve, point: Point) -> Device:
+    """Return a device at the clock of ``point``. Only its idle power and the ratio of clocks matter to the model."""
+    fields = {"idle_power_W": IDLE_W[curve.device], "max_clock_MHz": MAX_MHZ, "clock_limit_MHz": MAX_MHZ * point.clock}
+    return Device(**{**vars(gpu_or_assumed("a100")), **fields})
+
+
+def _lost(predict: Method, curve: Curve) -> float | None:
+    """Return the measured energy at the clock with the least predicted energy, above the least measured, as a fraction.
+
+    Return None for a curve with the power of too few clocks.
+    """
+    points = [Point(1.0, 1.0, 1.0), *(point for point in curve.points if point.power is not None)]
+    if len(points) <= ENOUGH:
+        return None
+    measured, predicted = list[float](), list[float]()
+    for point in points:
+        seconds, power = predict(_device(curve, point), curve.demand_W, point)
+        predicted.append(seconds * power)
+        measured.append(point.seconds * (point.power or 0.0))
+    return measured[predicted.index(min(predicted))] / min(measured) - 1
 
 
 def _error(quantity: str, predict: Method, device: Device, curve: Curve, point: Point) -> float | None:

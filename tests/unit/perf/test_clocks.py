@@ -97,9 +97,7 @@ def test_power_limit_acts_only_above_its_demand_and_a_clock_always(name: str, pa
 def test_both_limits_are_at_least_as_strict_as_each(name: str, part: float, limit: float, load: float) -> None:
     device = catalogue.gpu_or_assumed(name)
     watts, limit_W = demand(device, load), limit * device.peak_power_W
-    alone = [
-        power.under_both(each, watts) for each in (at(device, part), replace(device, power_limit_W=limit_W))
-    ]
+    alone = [power.under_both(each, watts) for each in (at(device, part), replace(device, power_limit_W=limit_W))]
     both = power.under_both(replace(at(device, part), power_limit_W=limit_W), watts)
     assert both.seconds == max(each.seconds for each in alone)
     assert both.power_W == min(each.power_W for each in alone)

@@ -146,8 +146,7 @@ def _unlimited(label: str) -> str:
 
 def _text(limits: Limits, peaks: Limits) -> str:
     return ", ".join(
-        f"{limit_W:.0f} W" + (f" on {_unlimited(label)}" if len(peaks) > 1 else "")
-        for label, limit_W in limits.items()
+        f"{limit_W:.0f} W" + (f" on {_unlimited(label)}" if len(peaks) > 1 else "") for label, limit_W in limits.items()
     )
 
 
