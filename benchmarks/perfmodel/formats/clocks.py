@@ -1,9 +1,9 @@
 """Format ``clocks``: time, power and energy of programs on GPUs with locked clocks (``clocks_data`` says which files).
 
-The model sees the power at the highest clock, and predicts time, power and energy at the others, divided by those at the
-highest. ``choice`` is the measured energy at the clock that the model finds best, above the least measured energy of the
-program (a curve with the power of at least ``ENOUGH`` clocks). The constants of ``perf.resources.energy`` and ``power`` were fitted on ``FITTED``. All else is held out: other
-programs on the same devices, and whole devices.
+The model sees the power at the highest clock, and predicts time, power and energy at the others, divided by those at
+the highest. ``choice`` is the measured energy at the clock that the model finds best, above the least measured energy
+of the program, for curves with the power of at least ``ENOUGH`` clocks. The constants of ``perf.resources.energy`` and
+``power`` were fitted on ``FITTED``. All else is held out: other programs on the same devices, and whole devices.
 """
 
 from collections import defaultdict

@@ -2,9 +2,9 @@
 
 - ``stage_profile/MODEL+DEVICE_bf16.csv`` of Perseus (SOSP 2024; branch ``kronos`` of ml-energy/zeus): columns ``stage,
   instruction,frequency,time,energy``. Forward and backward pass of one layer on one GPU; their sum is a point.
-- ``perseus/DEVICE/PARALLELISM/MODEL/N.sched.json`` and ``N.prof.json`` of the same: for each rank of a pipeline, the clock
-  of every instruction of schedule N, and the measured times of forward and backward passes, of iterations, and the
-  energy of iterations. Schedule 0 is that at the maximum clock.
+- ``perseus/DEVICE/PARALLELISM/MODEL/N.sched.json`` and ``N.prof.json`` of the same: for each rank of a pipeline, the
+  clock of every instruction of schedule N, and the measured times of forward and backward passes, of iterations, and
+  the energy of iterations. Schedule 0 is that at the maximum clock.
 - ``DEVICE-dvfs-real.csv`` of NV-DVFS-Benchmark (blackjack2015): columns ``benchmark,argNo,kernel,core_frequency,
   memory_frequency,time,average_power``. Only rows with the highest memory clock count.
 """

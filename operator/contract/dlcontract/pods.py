@@ -118,8 +118,8 @@ _LIMITED = re.compile(r"(.+?)(?:@([1-9][0-9]*)MHz)?(?:@([1-9][0-9]*)W)?")
 def with_limits(product: str, power_limit_W: int | None = None, clock_limit_MHz: int | None = None) -> str:
     """Return the device type of GPUs that run under a power limit in watts, a clock limit in MHz, or both.
 
-    Examples: ``NVIDIA-L40S@250W``, ``NVIDIA-L40S@1200MHz``, ``NVIDIA-L40S@1200MHz@250W``. Labels of nodes cannot contain
-    ``@``, so no product has such a name.
+    Examples: ``NVIDIA-L40S@250W``, ``NVIDIA-L40S@1200MHz``, ``NVIDIA-L40S@1200MHz@250W``. Labels of nodes cannot
+    contain ``@``, so no product has such a name.
     """
     clock = "" if clock_limit_MHz is None else f"@{clock_limit_MHz}MHz"
     return product + clock + ("" if power_limit_W is None else f"@{power_limit_W}W")

@@ -59,7 +59,8 @@ def cluster_on(page: Path) -> Any:
 
 
 GPU = {"nodes": [{"count": 2, "device": "NVIDIA-A100-SXM4-40GB", "cpu": 16, "memory": "256Gi"}]}
-CLOCKED = {"nodes": [{**GPU["nodes"][0], "count": 1}, {**GPU["nodes"][0], "count": 1, "name": "locked", "clockLimit": 1050}]}
+ONE: dict[str, Any] = {"device": "NVIDIA-A100-SXM4-40GB", "cpu": 16, "memory": "256Gi"}
+CLOCKED = {"nodes": [ONE, {**ONE, "name": "locked", "clockLimit": 1050}]}
 GPU_JOB = {
     "apiVersion": "dljob.dev/v1alpha1",
     "kind": "DLJob",
