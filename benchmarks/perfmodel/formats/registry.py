@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.perfmodel.scoring.table import Options, Table
 
-FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl", "batches")
+FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "clocks", "nccl", "batches")
 
 
 def runner(name: str) -> Callable[[Path, Options], list[Table]]:

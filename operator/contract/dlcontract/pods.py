@@ -1,6 +1,7 @@
 """Names that the operator and trainer pods share: ConfigMaps, ports, paths, variables, exit codes, device types."""
 
 import re
+from typing import NamedTuple
 
 PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
@@ -101,18 +102,33 @@ def config_map_names(job: str) -> tuple[str, str, str]:
     return f"{job}-plan", f"{job}-report", f"{job}-logs"
 
 
-_LIMITED = re.compile(r"(.+)@([1-9][0-9]*)W")
+class DeviceLimits(NamedTuple):
+    """A device type, taken apart: the product of the GPUs and the limits under which they run."""
+
+    product: str
+    power_limit_W: int | None = None
+    """Power limit in watts; None if the type has none."""
+    clock_limit_MHz: int | None = None
+    """Highest clock in MHz; None if the type has none."""
 
 
-def with_power_limit(product: str, limit_W: int) -> str:
-    """Return the device type of GPUs that run under a power limit in watts, such as ``NVIDIA-L40S@250W``.
+_LIMITED = re.compile(r"(.+?)(?:@([1-9][0-9]*)MHz)?(?:@([1-9][0-9]*)W)?")
 
-    Labels of nodes cannot contain ``@``, so no product has such a name.
+
+def with_limits(product: str, power_limit_W: int | None = None, clock_limit_MHz: int | None = None) -> str:
+    """Return the device type of GPUs that run under a power limit in watts, a clock limit in MHz, or both.
+
+    Examples: ``NVIDIA-L40S@250W``, ``NVIDIA-L40S@1200MHz``, ``NVIDIA-L40S@1200MHz@250W``. Labels of nodes cannot
+    contain ``@``, so no product has such a name.
     """
-    return f"{product}@{limit_W}W"
+    clock = "" if clock_limit_MHz is None else f"@{clock_limit_MHz}MHz"
+    return product + clock + ("" if power_limit_W is None else f"@{power_limit_W}W")
 
 
-def without_power_limit(device: str) -> tuple[str, int | None]:
-    """Split a device type into (product, power limit in watts). The limit is None if the type has none."""
+def without_limits(device: str) -> DeviceLimits:
+    """Split a device type into its product and its limits. Limits that the type lacks are None."""
     found = _LIMITED.fullmatch(device)
-    return (device, None) if found is None else (found[1], int(found[2]))
+    if found is None:
+        return DeviceLimits(device)
+    product, clock, power = found.groups()
+    return DeviceLimits(product, int(power) if power else None, int(clock) if clock else None)

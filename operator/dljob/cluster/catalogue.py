@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Literal
 
 from dlcontract import Precision
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import without_limits
 
 CORE_PRICE_USD_PER_H = 0.04
 """Price of a CPU in US dollars per hour, if the administrator has set none.
@@ -73,6 +73,10 @@ class Device:
     """True if the device is not in the catalogue and its figures come from another device."""
     power_limit_W: float | None = None
     """Power limit that an administrator has set; None: the peak power. Speed and peak power are those without it."""
+    max_clock_MHz: float = 0.0
+    """Highest clock that the driver offers; 0 for CPUs and GPUs that are not in the catalogue."""
+    clock_limit_MHz: float | None = None
+    """Highest clock that an administrator allows; None: ``max_clock_MHz``. Speed and power are those without it."""
     computing_power_W: float | None = None
     """Measured power while computing, with the device's pauses; None: ``perf.resources.energy`` assumes it."""
     active_power_W: float | None = None
@@ -143,16 +147,16 @@ def _catalogue() -> dict[str, Device]:
 def gpu(label: str) -> Device | None:
     """Return the GPU with this product name or node label, or None if it is not in the catalogue.
 
-    The name may end with a power limit (``dlcontract.pods.with_power_limit``).
+    The name may end with limits (``dlcontract.pods.with_limits``).
     """
-    product, limit_W = without_power_limit(label)
+    product, limit_W, clock_MHz = without_limits(label)
     known = _catalogue().get(canonical(product))
-    return known if known is None or limit_W is None else _limited(known, limit_W)
+    return known if known is None or limit_W is clock_MHz is None else _limited(known, limit_W, clock_MHz)
 
 
 @cache
-def _limited(device: Device, limit_W: float) -> Device:
-    return replace(device, power_limit_W=limit_W)
+def _limited(device: Device, limit_W: float | None, clock_MHz: float | None) -> Device:
+    return replace(device, power_limit_W=limit_W, clock_limit_MHz=clock_MHz)
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -208,6 +212,7 @@ def gpu_or_assumed(label: str) -> Device:
             "assumed": True,
             "bf16_FLOPs": 0.0,
             "fp16_FLOPs": 0.0,
+            "max_clock_MHz": 0.0,
             "source": f"not in the catalogue: figures of {stand_in.name}",
         }
     )
@@ -228,11 +233,12 @@ def _slice(label: str) -> Device | None:
     """Return the MIG instance (part of a GPU) with this label, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
 
     Return None if the label has another form or if the GPU is not in the catalogue. The figures are proportional to
-    those of the whole GPU, and so is a power limit. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG
-    user guide). Parts cannot access each other's memory, neither over NVLink nor over PCIe (RAPIDS, deployment guide:
-    Multi-Instance GPU). NCCL copies through main memory, so each part has its part of the GPU's link to the host.
+    those of the whole GPU, and so is a power limit; the clock is that of the whole GPU. An A30 has four compute slices,
+    other GPUs have seven (NVIDIA's MIG user guide). Parts cannot access each other's memory, neither over NVLink nor
+    over PCIe (RAPIDS, deployment guide: Multi-Instance GPU). NCCL copies through main memory, so each part has its part
+    of the GPU's link to the host.
     """
-    product, limit_W = without_power_limit(label)
+    product, limit_W, clock_MHz = without_limits(label)
     if (found := MIG.match(product)) is None or (whole := gpu(found[1])) is None:
         return None
     nbytes = int(found[3]) * 2**30
@@ -251,6 +257,7 @@ def _slice(label: str) -> Device | None:
         peak_power_W=part * whole.peak_power_W,
         idle_power_W=part * whole.idle_power_W,
         power_limit_W=None if limit_W is None else part * limit_W,
+        clock_limit_MHz=clock_MHz,
         usd_per_h=part * whole.usd_per_h,
         source=f"a part of {whole.name}, in proportion",
         assumed=True,

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import without_limits
 from dljob.cluster.catalogue import MIG, Device, gpu, gpu_or_assumed
 
 J_PER_KWH = 3.6e6
@@ -53,9 +53,9 @@ def listed(values: Mapping[str, float], label: str) -> float | None:
     """Return the value of a device type in a table of the administrator; None if the table lacks the type.
 
     Names of GPUs in the catalogue also match if they differ in vendor or punctuation. Other names must be equal. A type
-    with a power limit that the table lacks has the value of its product.
+    with a power or clock limit that the table lacks has the value of its product.
     """
-    label = label if label in values else without_power_limit(label)[0]
+    label = label if label in values else without_limits(label).product
     if label in values or (known := gpu(label)) is None:
         return values.get(label)
     return next((value for name, value in values.items() if gpu(name) is known), None)

@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 from dljob.cluster.catalogue import is_known_gpu, names_gpu, similar_gpus
+from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error
 from dljob.cluster.platforms import platform_error
-from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Node:
     device: str
     """Device type: the GPU's product name, or the node's CPU type (label ``dljob.dev/device``, default ``cpu``).
 
-    That of GPUs under a power limit also has the limit (``power_limits.device_type``)."""
+    That of GPUs under a power or clock limit also has the limit (``gpu_limits.device_type``)."""
     devices: int = 1
     """Number of devices on the node."""
     free_devices: int = 1
@@ -142,6 +142,7 @@ _FIELDS = (
     "machine",
     "machineCpu",
     "powerLimit",
+    "clockLimit",
 )
 MACHINE_LABEL = "dljob.dev/machine"
 """Label of nodes with the name of the physical machine on which they run."""
@@ -172,9 +173,9 @@ def cluster_view(document: object) -> ClusterView:
     (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi, or 16Gi for each GPU),
     ``storage`` on disk (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and
     ``rack`` (short for the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the
-    labels dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
-    dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU type,
-    unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number of devices, needs the
+    labels dljob.dev/machine and machine-cpu), ``powerLimit`` and ``clockLimit`` of each GPU in watts and MHz (short for
+    the labels dljob.dev/power-limit and clock-limit), and ``taints`` as in a node's spec. A device that is not in the
+    catalogue is a CPU type, unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number of devices, needs the
     field ``gpu``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
@@ -258,7 +259,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             labels=labels,
             taints=_taints(entry.get("taints", [])),
             storage_nbytes=int(storage) if storage is not None else None,
-            left_out=power_limit_error(node, device, is_gpu, labels),
+            left_out=limit_error(node, device, is_gpu, labels),
         )
 
 
@@ -319,8 +320,9 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
                 "machine: host-7, which all nodes of the machine have. Add it, or remove machineCpu"
             )
         found[MACHINE_CPU_LABEL] = str(cpu)
-    if (limit := entry.get("powerLimit")) is not None:
-        found[POWER_LIMIT_LABEL] = str(limit)
+    for name, label in (("powerLimit", POWER_LIMIT_LABEL), ("clockLimit", CLOCK_LIMIT_LABEL)):
+        if (limit := entry.get(name)) is not None:
+            found[label] = str(limit)
     return found
 
 

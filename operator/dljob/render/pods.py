@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import ceil
 
 from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import without_limits
 from dljob.api import DLJobSpec
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
-from dljob.cluster.power_limits import POWER_LIMIT_LABEL
+from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL
 from dljob.job.observed import JOB_LABEL, TRAINER_CONTAINER, JobSeen
 from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.plan.pod_groups import PodGroup
@@ -191,7 +191,7 @@ def _one_per_node(job: JobSeen) -> Manifest:
 
 
 def _device_terms(group: PodGroup) -> list[Manifest]:
-    product, limit_W = without_power_limit(group.device)
+    product, limit_W, clock_MHz = without_limits(group.device)
 
     def is_in(label: str, value: str = product) -> Manifest:
         return {"key": label, "operator": "In", "values": [value]}
@@ -200,9 +200,10 @@ def _device_terms(group: PodGroup) -> list[Manifest]:
         return {"key": label, "operator": "DoesNotExist"}
 
     if group.is_gpu:
-        limit = absent(POWER_LIMIT_LABEL) if limit_W is None else is_in(POWER_LIMIT_LABEL, str(limit_W))
+        stated = ((POWER_LIMIT_LABEL, limit_W), (CLOCK_LIMIT_LABEL, clock_MHz))
+        limits = [absent(label) if limit is None else is_in(label, str(limit)) for label, limit in stated]
         products = GPU_PRODUCT_LABELS[vendor(product)], DEVICE_LABEL
-        return [{"matchExpressions": [is_in(label), limit]} for label in products]
+        return [{"matchExpressions": [is_in(label), *limits]} for label in products]
     labelled = {"matchExpressions": [is_in(DEVICE_LABEL)]}
     if group.device != PLAIN_CPU:
         return [labelled]

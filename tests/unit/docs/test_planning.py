@@ -59,6 +59,8 @@ def cluster_on(page: Path) -> Any:
 
 
 GPU = {"nodes": [{"count": 2, "device": "NVIDIA-A100-SXM4-40GB", "cpu": 16, "memory": "256Gi"}]}
+ONE: dict[str, Any] = {"device": "NVIDIA-A100-SXM4-40GB", "cpu": 16, "memory": "256Gi"}
+CLOCKED = {"nodes": [ONE, {**ONE, "name": "locked", "clockLimit": 1050}]}
 GPU_JOB = {
     "apiVersion": "dljob.dev/v1alpha1",
     "kind": "DLJob",
@@ -80,6 +82,7 @@ SHOWN: dict[str, tuple[Path, Any, Any, Any, str, str]] = {
     "batches": (BATCH_SIZE, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
     "parts of the model": (MEMORY, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
     "power limits": (GPUS, GPU_JOB, GPU, None, "Power limits: ", "\nScaling"),
+    "clock limits": (GPUS, GPU_JOB, CLOCKED, None, "energy: ", "\nBottleneck"),
     "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
     "observed script": (TORCHRUN, "torchrun-minimal", PLAIN, OBSERVED_PROFILE, "torchrun-minimal: ", "\nFields that"),
     "first job": (FIRST_JOB, "digits", PLAIN, None, "digits: ", "\nRuled out"),

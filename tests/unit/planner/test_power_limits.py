@@ -115,6 +115,14 @@ def test_wrong_label_leaves_its_node_out_with_one_doubt() -> None:
         (A100, LIMITED, False),
         ("NVIDIA-X9000@250W", "NVIDIA-X9000", True),
         ("NVIDIA-X9000@250W", "NVIDIA-X9", False),
+        (f"{A100}@1200MHz", A100, True),
+        (f"{A100}@1200MHz", "a100@1200MHz", True),
+        (f"{A100}@1200MHz", LIMITED, False),
+        (f"{A100}@1200MHz@250W", "a100", True),
+        (f"{A100}@1200MHz@250W", LIMITED, True),
+        (f"{A100}@1200MHz@250W", f"{A100}@1200MHz", True),
+        (f"{A100}@1200MHz@250W", f"{A100}@1050MHz@250W", False),
+        (A100, f"{A100}@1200MHz", False),
     ],
 )
 def test_name_without_a_limit_matches_all_limits(device: str, name: str, matches: bool) -> None:

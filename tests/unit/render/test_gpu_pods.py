@@ -8,6 +8,7 @@ from support.builders import A100, DIGITS, Json, nodes, rendered, seen
 MI300X = "AMD_Instinct_MI300X_OAM"
 
 
+@pytest.mark.parametrize("clock", [None, "1200"], ids=["no clock limit", "clock limit"])
 @pytest.mark.parametrize("limit", [None, "250"], ids=["no power limit", "power limit"])
 @pytest.mark.parametrize(
     ("device", "resource", "label"),
@@ -18,7 +19,7 @@ MI300X = "AMD_Instinct_MI300X_OAM"
     ids=["NVIDIA", "AMD"],
 )
 def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
-    device: str, resource: str, label: str, limit: str | None
+    device: str, resource: str, label: str, limit: str | None, clock: str | None
 ) -> None:
     taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
     view = nodes(
@@ -30,6 +31,7 @@ def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
             "memory": "180Gi",
             "taints": [taint],
             "powerLimit": limit,
+            "clockLimit": clock,
         }
     )
     collective: Json = {**DIGITS, "nodes": {"min": 2, "max": 2}, "collective": "Ring"}
@@ -40,12 +42,12 @@ def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
     assert resources["requests"][resource] == str(ranks) and ranks >= 1
     assert pod["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    key = "dljob.dev/power-limit"
-    state: Json = (
-        {"key": key, "operator": "In", "values": [limit]} if limit else {"key": key, "operator": "DoesNotExist"}
-    )
+    states: list[Json] = [
+        {"key": key, "operator": "In", "values": [value]} if value else {"key": key, "operator": "DoesNotExist"}
+        for key, value in (("dljob.dev/power-limit", limit), ("dljob.dev/clock-limit", clock))
+    ]
     chosen = [
-        {"matchExpressions": [{"key": k, "operator": "In", "values": [device]}, state]}
+        {"matchExpressions": [{"key": k, "operator": "In", "values": [device]}, *states]}
         for k in (label, "dljob.dev/device")
     ]
     assert terms == chosen

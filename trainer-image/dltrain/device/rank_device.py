@@ -9,7 +9,7 @@ import sys
 import torch
 
 from dlcontract import Plan, Rank
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import without_limits
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import DeviceMissingError
 
@@ -46,10 +46,10 @@ def product_label(name: str) -> str:
 def same_product(found: str, label: str) -> bool:
     """Return True if ``label``, the product in a node's label, means the GPU ``found``.
 
-    Labels differ in punctuation, and end with SHARED if the device plugin time-slices the GPU. In plans, a power limit
-    may follow the product.
+    Labels differ in punctuation, and end with SHARED if the device plugin time-slices the GPU. In plans, power and
+    clock limits may follow the product.
     """
-    label, _ = without_power_limit(label)
+    label = without_limits(label).product
     plain = [re.sub(r"[^a-z0-9]", "", re.sub(r"-shared$", "", text.lower())) for text in (found, label)]
     return plain[0] == plain[1]
 

@@ -8,7 +8,7 @@ from typing import Any
 from dljob.api.compact import shared
 from dljob.cluster import ClusterView, Node, machines
 from dljob.cluster.platforms import platform_error
-from dljob.cluster.power_limits import device_type, power_limit_error
+from dljob.cluster.gpu_limits import device_type, limit_error
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.helpers.probe import gives_way
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
@@ -108,7 +108,7 @@ def node_capacity(node: NodeSeen, architectures: Collection[str] = ()) -> NodeCa
         is_gpu=found.is_gpu,
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
-        left_out=unusable or power_limit_error(node.name, found.type, found.is_gpu, node.labels),
+        left_out=unusable or limit_error(node.name, found.type, found.is_gpu, node.labels),
         wrong_platform=other_platform is not None,
         storage_nbytes=int(storage) if (storage := amount(node.allocatable.get("ephemeral-storage", "0"))) else None,
     )

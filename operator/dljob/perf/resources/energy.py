@@ -22,6 +22,16 @@ LAUNCHING_PART = 0.12
 
 benchmarks/gpu/predictions.py measured 137 to 236 W on an H200 (idle: 77 W, peak: 700 W) in steps whose kernels fill a
 tenth of the time by the roofline, and 535 W (``COMPUTING_PART``: 544 W) where they fill nearly all of it."""
+HELD_CLOCK = 0.87
+"""Mean clock of a busy GPU without a clock limit, divided by its maximum clock.
+
+Under its power limit, a busy GPU does not hold the maximum. A clock limit above this fraction has no effect. Fitted
+with ``power.CLOCK_PART`` (benchmarks/perfmodel/formats/clocks.py has the data)."""
+KNEE_CLOCK, KNEE_VOLTAGE = 0.65, 0.7
+"""Clock at and below which the voltage is lowest, and this voltage, as fractions of the maximum clock and its voltage.
+
+In between, the voltage is linear in the clock. Fitted on the same measurements. The energy of Perseus' measured steps
+is lowest at 0.62 to 0.77 of the maximum clock."""
 MAX_OF_PEAK = 1.25
 """Largest measured power that is believed, divided by the peak power of the catalogue. Short peaks may exceed it."""
 HOST_POWER_W = 40.0
@@ -47,6 +57,7 @@ def device_watts(device: Device, busy: float, active: float = 1.0) -> float:
     device itself works (``perf.step.compute.active_part``). A measured power includes its pauses.
     """
     reach, computing = device.peak_power_W - device.idle_power_W, device.computing_power_W
+    reach *= dynamic_part(device)
     limit_W = device.power_limit_W or device.peak_power_W
     if computing is None:
         working = device.active_power_W
@@ -54,6 +65,32 @@ def device_watts(device: Device, busy: float, active: float = 1.0) -> float:
         launching_W = device.idle_power_W + LAUNCHING_PART * reach
         computing = active * min(working_W, limit_W) + (1 - active) * min(launching_W, limit_W)
     return busy * computing + (1 - busy) * min(device.idle_power_W + WAITING_PART * reach, limit_W)
+
+
+def clock_part(device: Device) -> float:
+    """Return the clock of a busy device divided by its maximum clock: ``HELD_CLOCK``, or less under a clock limit.
+
+    Without a clock limit, and for devices whose maximum clock is unknown, the result is ``HELD_CLOCK``.
+    """
+    if device.clock_limit_MHz is None or device.max_clock_MHz <= 0:
+        return HELD_CLOCK
+    return min(HELD_CLOCK, device.clock_limit_MHz / device.max_clock_MHz)
+
+
+def dynamic_part(device: Device) -> float:
+    """Return the power above idle under the device's clock limit, divided by that without it; 1 without a limit.
+
+    Dynamic power is proportional to f V(f)^2 with the clock f and the voltage V (Weste and Harris, CMOS VLSI Design,
+    chapter 5). V is linear in f down to ``KNEE_CLOCK`` and constant below. Afzal et al. (arXiv 2607.00819) also find a
+    clock of each GPU below which power is linear. Waiting ranks poll, so that their power follows the clock as well.
+    """
+    return _dynamic(clock_part(device)) / _dynamic(HELD_CLOCK)
+
+
+def _dynamic(clock: float) -> float:
+    above = max(0.0, clock - KNEE_CLOCK) / (1 - KNEE_CLOCK)
+    voltage = KNEE_VOLTAGE + (1 - KNEE_VOLTAGE) * above
+    return clock * voltage**2
 
 
 def idle_watts(device: Device) -> float:

@@ -1,4 +1,6 @@
-"""Time, power and energy under a device's power limit, from measurements at two limits or from typical values.
+"""Time, power and energy under a device's power and clock limits.
+
+``under_limits`` predicts them from measurements at two power limits, ``under_limit`` from typical values.
 
 A limit above the power that a device demands has no effect. Under a lower limit, the device lowers its clock (DVFS).
 The work takes the time t0 at the mean power P0 under the lowest limit, and t1 at P1 under the highest. In between:
@@ -9,16 +11,20 @@ The work takes the time t0 at the mean power P0 under the lowest limit, and t1 a
   fraction of the time that scales with the clock. The measured t0 determines k. Near the lowest limits, the voltage is
   at its minimum. The power above a static power s (context, memory, leakage) is then proportional to the clock, so
   f = (P - s) / (P1 - s).
+
+A clock limit acts on every job, whatever the job draws. ``under_clock`` has a model of its own for it, because the
+model of power limits cannot reproduce measured curves (docs/design/0007-curves-devices-energy.md).
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.fitting import Floats, checked
-from dljob.perf.resources.energy import COMPUTING_PART
+from dljob.perf.resources.energy import COMPUTING_PART, HELD_CLOCK, clock_part, dynamic_part
 
 STATIC_PART = 0.7
 """Static power (which does not depend on the clock), divided by the power at the lowest limit.
@@ -34,6 +40,13 @@ CLOCKED_PART = 0.2
 
 In Zeus' public tables, this fraction is 0.16 to 0.23 for models that keep a V100 busy, and 0.08 on a P100."""
 
+CLOCK_PART = 0.8
+"""Fraction of a busy GPU's computing time at its maximum clock that scales with the clock.
+
+It was fitted with ``energy.HELD_CLOCK`` on a layer of GPT-3 on an A100 (SXM) and the stages of BERT and GPT-3 XL on
+A100 (PCIe), all of Perseus. The error hardly changes along a valley from (0.8, 0.87) to (1.0, 0.84). The smallest
+fraction was taken, because measurements at a third of the clock (MI210) show less slowdown."""
+
 
 @dataclass(frozen=True)
 class LimitPoint:
@@ -45,6 +58,13 @@ class LimitPoint:
 
     def __post_init__(self) -> None:
         checked(f"limit {self.limit_W:g} W, {self.seconds:g} s, {self.power_W:g} W", list(vars(self).values()))
+
+
+class Working(NamedTuple):
+    """Time and mean power of a fixed amount of work under the limits of a device."""
+
+    seconds: float
+    power_W: float
 
 
 def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[Floats, Floats]:
@@ -107,17 +127,55 @@ def under_limit(device: Device, demand_W: float | None = None) -> LimitPoint:
     return LimitPoint(limit_W, float(seconds[0]) * slowdown, min(float(power[0]), limit_W))
 
 
+def under_clock(device: Device, demand_W: float | None = None) -> Working:
+    """Return the time and the power of a typical job under the device's clock limit; it takes 1 s without a limit.
+
+    The time is proportional to 1 + k (1/f - 1), where f is the clock divided by the maximum clock
+    (``energy.clock_part``) and k is ``CLOCK_PART``. The power above idle follows the clock and its voltage
+    (``energy.dynamic_part``). ``demand_W``: as for ``under_limit``.
+    """
+    if demand_W is None:
+        demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    seconds = _clock_s(clock_part(device)) / _clock_s(HELD_CLOCK)
+    above_W = max(0.0, demand_W - device.idle_power_W)
+    return Working(seconds, demand_W - above_W * (1 - dynamic_part(device)))
+
+
+def _clock_s(clock: float) -> float:
+    return 1 + CLOCK_PART * (1 / clock - 1)
+
+
+def under_both(device: Device, demand_W: float | None = None) -> Working:
+    """Return the time and the power of a typical job under both limits of the device; it takes 1 s without limits.
+
+    Whichever limit slows the job down more determines its time, and the one that allows less power its power. So a
+    power limit above what the job draws at its clock has no effect. ``demand_W``: as for ``under_limit``.
+    """
+    clocked = under_clock(device, demand_W)
+    if device.power_limit_W is None:
+        return clocked
+    restricted = under_limit(device, demand_W)
+    if device.clock_limit_MHz is None:
+        return Working(restricted.seconds, restricted.power_W)
+    return Working(max(clocked.seconds, restricted.seconds), min(clocked.power_W, restricted.power_W))
+
+
 @lru_cache(maxsize=256)
 def slowed(device: Device) -> Device:
-    """Return ``device`` with the speed that it has under its power limit.
+    """Return ``device`` with the speed that it has under its power and clock limits.
 
     The framework's overhead on the host stays, as the host has no limit.
     """
-    return device if device.power_limit_W is None else at_speed(device, 1 / under_limit(device).seconds)
+    return at_speed(device, 1 / under_both(device).seconds) if has_limit(device) else device
+
+
+def has_limit(device: Device) -> bool:
+    """Return True if the device runs under a power limit, a clock limit or both."""
+    return device.power_limit_W is not None or device.clock_limit_MHz is not None
 
 
 def at_speed(device: Device, factor: float) -> Device:
-    """Return ``device`` with arithmetic and memory traffic at ``factor`` times their speed, and without a power limit.
+    """Return ``device`` with arithmetic and memory traffic at ``factor`` times their speed, and without limits.
 
     Both change by the same factor, because the model knows only what becomes of the time of whole steps.
     """
@@ -129,11 +187,12 @@ def at_speed(device: Device, factor: float) -> Device:
         fp16_FLOPs=factor * device.fp16_FLOPs,
         memory_bandwidth_Bps=factor * device.memory_bandwidth_Bps,
         power_limit_W=None,
+        clock_limit_MHz=None,
     )
 
 
 def limited(device: Device) -> Device:
-    """Return ``device`` with the power that a computing job typically draws under its limit, unless it was measured."""
-    if device.power_limit_W is None or device.computing_power_W is not None:
+    """Return ``device`` with the power that a computing job typically draws under its limits, unless it was measured."""
+    if not has_limit(device) or device.computing_power_W is not None:
         return device
-    return replace(device, active_power_W=under_limit(device).power_W)
+    return replace(device, active_power_W=under_both(device).power_W)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import without_limits
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
@@ -261,13 +261,17 @@ def wanted(device: str, names: Iterable[str]) -> bool:
     """Return True if a node's device matches one of the names in the spec.
 
     GPU names match without vendor and punctuation, and a family name matches its members: a100 matches
-    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU types must match exactly. A name without a power limit matches GPUs
-    under any limit.
+    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU types must match exactly. A name without limits matches GPUs
+    under any power and clock limit, and a name with one limit matches GPUs under this limit.
     """
-    is_gpu, product = gpu(device) is not None, without_power_limit(device)[0]
-    return any(
-        name in (device, product) or (is_gpu and (_is(product, name) or _family(device, name))) for name in names
-    )
+    is_gpu, found = gpu(device) is not None, without_limits(device)
+    for name in names:
+        product, power_W, clock_MHz = without_limits(name)
+        if power_W not in (None, found.power_limit_W) or clock_MHz not in (None, found.clock_limit_MHz):
+            continue
+        if product == found.product or (is_gpu and (_is(found.product, product) or _family(found.product, product))):
+            return True
+    return False
 
 
 def _is(device: str, name: str) -> bool:

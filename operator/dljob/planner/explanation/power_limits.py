@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from dlcontract.pods import without_power_limit
+from dlcontract.pods import with_limits, without_limits
 from dljob.cluster import catalogue
-from dljob.cluster.power_limits import POWER_LIMIT_LABEL
+from dljob.cluster.gpu_limits import POWER_LIMIT_LABEL
 from dljob.perf.fit.curve import Curve
-from dljob.perf.resources import power
+from dljob.perf.resources import energy, power
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part, evaluate
@@ -52,7 +52,7 @@ def power_limits(
     peaks = {label: peak_W for part in parts if (peak_W := _peak_W(part.option)) for label in [part.option.label]}
     if request.minimize == "Time" or not peaks or not objective.meets(request, chosen.prediction.total_p90_s):
         return None, ()
-    now = {label: float(without_power_limit(label)[1] or peak_W) for label, peak_W in peaks.items()}
+    now = {label: float(without_limits(label).power_limit_W or peak_W) for label, peak_W in peaks.items()}
 
     def under(limits: Limits) -> Choice | None:
         changed = [replace(p, option=_under(p.option, limits.get(p.option.label), workload)) for p in parts]
@@ -101,7 +101,7 @@ def _under(option: Option, limit_W: float | None, workload: Workload) -> Option:
         return option
     before, device = option.device, replace(option.device, power_limit_W=limit_W)
     demand_W = _demand_W(option)
-    old, new = power.under_limit(before, demand_W), power.under_limit(device, demand_W)
+    old, new = power.under_both(before, demand_W), power.under_both(device, demand_W)
     slower = new.seconds / old.seconds
     if before.computing_power_W is None:
         device = replace(device, active_power_W=new.power_W)
@@ -124,20 +124,29 @@ def _under(option: Option, limit_W: float | None, workload: Workload) -> Option:
 
 
 def _demand_W(option: Option) -> float | None:  # noqa: N802 - the unit is part of the name
-    """Return the measured power of the job on GPUs without a limit; None if it is unknown.
+    """Return the measured power of the job on GPUs without limits; None if it is unknown.
 
-    Power well below a limit (``BELOW``) is what the job would draw without the limit.
+    Power well below a power limit (``BELOW``) is what the job would draw without the limit. Under a clock limit, it is
+    that at this clock.
     """
-    measured_W, limit_W = option.device.computing_power_W, option.device.power_limit_W
+    device = option.device
+    measured_W, limit_W = device.computing_power_W, device.power_limit_W
     if option.learned is None or option.learned.computing_W is None or measured_W is None:
         return None
-    return measured_W if limit_W is None or measured_W < BELOW * limit_W else None
+    if limit_W is not None and measured_W >= BELOW * limit_W:
+        return None
+    return device.idle_power_W + (measured_W - device.idle_power_W) / energy.dynamic_part(device)
+
+
+def _unlimited(label: str) -> str:
+    """Return a device type without its power limit. It still has its clock limit."""
+    product, _, clock_MHz = without_limits(label)
+    return with_limits(product, clock_limit_MHz=clock_MHz)
 
 
 def _text(limits: Limits, peaks: Limits) -> str:
     return ", ".join(
-        f"{limit_W:.0f} W" + (f" on {without_power_limit(label)[0]}" if len(peaks) > 1 else "")
-        for label, limit_W in limits.items()
+        f"{limit_W:.0f} W" + (f" on {_unlimited(label)}" if len(peaks) > 1 else "") for label, limit_W in limits.items()
     )
 
 
@@ -148,7 +157,7 @@ def _advice(request: Request, chosen: Choice, advised: Choice, now: Limits, best
     28m40s). An administrator sets it with nvidia-smi --power-limit and the node label dljob.dev/power-limit'.
     """
     limits = "; ".join(
-        f"{limit_W:.0f} W on {without_power_limit(label)[0]} (now {now[label]:.0f} W)"
+        f"{limit_W:.0f} W on {_unlimited(label)} (now {now[label]:.0f} W)"
         for label, limit_W in best.items()
         if limit_W != now[label]
     )

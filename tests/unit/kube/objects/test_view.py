@@ -15,7 +15,7 @@ from dljob.kube.objects.view import devices_of, node_capacity
 from dljob.scheduling import Reservation, amount, without_reserved
 
 Json = dict[str, Any]
-A100, LIMIT = "NVIDIA-A100-SXM4-40GB", "dljob.dev/power-limit"
+A100, LIMIT, CLOCK = "NVIDIA-A100-SXM4-40GB", "dljob.dev/power-limit", "dljob.dev/clock-limit"
 
 
 def node(name: str = "n1", *, ready: str = "True", labels: Json | None = None, **more: Any) -> Json:
@@ -111,6 +111,13 @@ class TestView:
         bad, good = view([limited, wrong]).nodes
         assert (good.device, good.left_out) == (f"{A100}@250W", None)
         assert bad.device == A100 and "node bad: found '20'" in bad.left_out
+
+    def test_clock_limit_is_part_of_the_device_type(self) -> None:
+        limited, wrong = gpu_node("g", 4), gpu_node("bad", 4)
+        limited["metadata"]["labels"][CLOCK], wrong["metadata"]["labels"][CLOCK] = "1200", "abc"
+        bad, good = view([limited, wrong]).nodes
+        assert (good.device, good.left_out) == (f"{A100}@1200MHz", None)
+        assert bad.device == A100 and "node bad: found 'abc'" in bad.left_out
 
     def test_gpu_node_without_device_plugin_is_not_a_cpu_node(self) -> None:
         [found] = view([gpu_node("g", 0)]).nodes

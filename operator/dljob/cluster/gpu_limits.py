@@ -1,0 +1,86 @@
+"""Power and clock limits of GPUs that an administrator has set and stated in labels of the nodes.
+
+dljob sets no limits, because its pods may not. GPUs of one product under different limits are different device types,
+with their own predictions, profiles and pods. ``perf.resources.power`` predicts their speed and power.
+"""
+
+import re
+from collections.abc import Mapping
+
+from dlcontract.pods import with_limits, without_limits
+from dljob.cluster.catalogue import MIG, gpu
+
+POWER_LIMIT_LABEL = "dljob.dev/power-limit"
+"""Label of GPU nodes with the power limit in watts under which each of their GPUs runs."""
+CLOCK_LIMIT_LABEL = "dljob.dev/clock-limit"
+"""Label of GPU nodes with the highest clock in MHz at which each of their GPUs runs."""
+MAX_LIMIT_W = 9999
+"""Largest plausible power limit in watts of a GPU that is not in the catalogue."""
+MIN_CLOCK_MHZ, MAX_CLOCK_MHZ = 100, 9999
+"""Smallest plausible clock limit in MHz, and the largest of a GPU that is not in the catalogue.
+
+The lowest clock that NVIDIA's drivers offer is 135 MHz on a V100, 210 MHz on an A100 and 345 MHz on an H100."""
+MAX_NAME = 63
+"""Maximum length of the name of a device type, as that of a label's value."""
+_WHOLE = re.compile(r"[1-9][0-9]{0,5}")
+
+
+def device_type(product: str, is_gpu: bool, labels: Mapping[str, str]) -> str:
+    """Return the device type of a node: ``product``, together with the limits that a GPU node's labels state.
+
+    Limits do not count if ``limit_error`` rejects the node.
+    """
+    if not is_gpu or limit_error("", product, is_gpu, labels) is not None:
+        return product
+    return _named(product, _stated("", product, labels)[0])
+
+
+def limit_error(node: str, product: str, is_gpu: bool, labels: Mapping[str, str]) -> str | None:
+    """Return why new plans must not use a node: a label states a limit that its GPUs cannot have.
+
+    Return None if the limits are possible, if there are no such labels, and for CPU nodes, which need none. If both
+    labels are wrong, the reason names both. ``node``: its name. ``product``: product or device type of its GPUs.
+    """
+    if not is_gpu:
+        return None
+    product = without_limits(product).product
+    stated, errors = _stated(node, product, labels)
+    excess = len(_named(product, stated)) - MAX_NAME
+    if not errors and stated and excess > 0:
+        label = min(stated)
+        errors = [_error(node, label, labels[label], f"a product name that is shorter by {excess}")]
+    return f"{'; '.join(errors)}. Set the label to the limit that nvidia-smi shows, or remove it" if errors else None
+
+
+def _named(product: str, stated: Mapping[str, int]) -> str:
+    return with_limits(product, stated.get(POWER_LIMIT_LABEL), stated.get(CLOCK_LIMIT_LABEL))
+
+
+def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
+    """Return ({label: limit that it states}, errors of labels with limits that the product cannot have)."""
+    part = MIG.match(product)
+    known = gpu(part[1] if part else product)
+    if known is None:
+        watts, clocks = f"above 0 and at most {MAX_LIMIT_W}", f"from {MIN_CLOCK_MHZ} to {MAX_CLOCK_MHZ}"
+        power_W, clock_MHz = (0.0, float(MAX_LIMIT_W)), (float(MIN_CLOCK_MHZ), float(MAX_CLOCK_MHZ))
+    else:
+        power_W, clock_MHz = (known.idle_power_W, known.peak_power_W), (float(MIN_CLOCK_MHZ), known.max_clock_MHz)
+        watts = f"above {power_W[0]:g} and at most {power_W[1]:g}, the idle and the peak power of {known.name}"
+        clocks = f"from {MIN_CLOCK_MHZ} to {clock_MHz[1]:g}, the maximum clock of {known.name}"
+    stated, errors = dict[str, int](), list[str]()
+    for label, expected, possible in (
+        (POWER_LIMIT_LABEL, f"watts {watts}", lambda limit: power_W[0] < limit <= power_W[1]),
+        (CLOCK_LIMIT_LABEL, f"MHz {clocks}", lambda limit: clock_MHz[0] <= limit <= clock_MHz[1]),
+    ):
+        found = labels.get(label)
+        if found is None:
+            continue
+        if _WHOLE.fullmatch(found) and possible(int(found)):
+            stated[label] = int(found)
+        else:
+            errors.append(_error(node, label, found, f"a whole number of {expected}"))
+    return stated, errors
+
+
+def _error(node: str, label: str, found: str, expected: str) -> str:
+    return f"label {label} of node {node}: found {found!r}; expected {expected}"
