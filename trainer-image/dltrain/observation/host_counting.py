@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from .collectives import collective_kind, collective_nbytes, is_distributed_tensor
 from .counting import harmless_mode, kind_of
 
 MAX_CALLS = 10**7
@@ -71,6 +72,8 @@ def operator_counts() -> Any:
             super().__init__()
             self.counts: dict[str, int] | None = {}
             """Number of operators by kind; None if they cannot be counted."""
+            self.collectives: dict[str, list[int]] = {}
+            """[Number of collectives, their bytes] by kind."""
             self._kinds: dict[Any, str] = {}
             self._thread = threading.get_ident()
             if in_backward_pass() or _get_current_dispatch_mode_stack():
@@ -81,13 +84,24 @@ def operator_counts() -> Any:
                 _push_mode(self)
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if types and is_distributed_tensor(types):
+                return NotImplemented  # The class then runs the operators of its parts, and collectives, in this mode.
             result = func(*args, **(kwargs or {}))
             if self.counts is not None:
                 kind = self._kinds.get(func)
                 if kind is None:
                     kind = self._kinds[func] = _host_kind(func, result)
                 self.counts[kind] = self.counts.get(kind, 0) + 1
+                if kind == "message":
+                    with contextlib.suppress(Exception):
+                        self._add_collective(func, args, kwargs or {}, result)
             return result
+
+        def _add_collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            kind = collective_kind(func)
+            if kind is not None:
+                found = self.collectives.setdefault(kind, [0, 0])
+                found[:] = [found[0] + 1, found[1] + collective_nbytes(kind, args, kwargs, result)]
 
         def end(self) -> bool:
             """Stop counting. Return False if the mode must stay: in a backward pass, or in another thread."""
@@ -110,8 +124,8 @@ def operator_counts() -> Any:
 def _host_kind(func: Any, result: Any) -> str:
     """Return the kind of an operator: view (also others without a kernel), product, convolution, message or other."""
     try:
-        if func.namespace in ("c10d", "_c10d_functional"):
-            return "message"
+        if func.namespace.startswith(("c10d", "_c10d_functional")):
+            return "view" if collective_kind(func) is None else "message"
         if func.namespace == "profiler":
             return "other"
         schema = func._schema
