@@ -29,6 +29,10 @@ class HostCalls(UntrustedRecord):
     products: Annotated[Count, Field(description="Products of matrices, in both passes.")] = 0
     convolutions: Annotated[Count, Field(description="Convolutions, in both passes.")] = 0
     messages: Annotated[Count, Field(description="Collectives of torch.distributed.")] = 0
+    distributed: Annotated[
+        Count, Field(description="Operators of DTensor, which run others on the parts of this rank.")
+    ] = 0
+    random: Annotated[Count, Field(description="Random numbers that operators draw, such as those of dropout.")] = 0
 
 
 class CollectiveCount(UntrustedRecord):

@@ -36,6 +36,10 @@ class ObservedHostCalls(FiniteModel):
     products: Annotated[Calls, Field(description="Products of matrices, in both passes.")] = 0
     convolutions: Annotated[Calls, Field(description="Convolutions, in both passes.")] = 0
     messages: Annotated[Calls, Field(description="Collectives of torch.distributed.")] = 0
+    distributed: Annotated[
+        Calls, Field(description="Operators of DTensor, which run others on the parts of a rank.")
+    ] = 0
+    random: Annotated[Calls, Field(description="Random numbers that operators draw, such as those of dropout.")] = 0
 
 
 class ObservedCollectives(FiniteModel):

@@ -20,7 +20,7 @@ from dljob.perf.step.communication import AnyLink, Link, Number, ring_s
 from dljob.perf.step.step import exposed_s
 from dljob.perf.workload.observed import Collectives
 
-HOP_S = 9e-5
+HOP_S = 1.3e-4
 """Seconds of a gloo message between two ranks of a node without its bytes, on the host of ``structure.CALL_S``.
 
 benchmarks/perfmodel/gloo_messages.py measured it. The call of the collective itself is in ``CALL_S``."""
