@@ -16,12 +16,13 @@ from dljob.planner.types import Request
 def started_by_script(request: Request, workload: Workload, *, is_gpu: bool) -> tuple[Collectives, ...] | None:
     """Return the collectives that the job's script starts in a step on CPUs, as an earlier run has shown.
 
-    Return None if they are unknown: the gradients are then assumed to be reduced once. A script whose only run had one
+    Return None if they are unknown: the gradients are then assumed to be reduced once. They are unknown after a run on
+    GPUs (``Structure.cores`` is None), where other threads run the backward pass. A script whose only run had one
     rank need not have started any. On several ranks, it is assumed to reduce its gradients as DistributedDataParallel.
     One that had several and started none of torch.distributed may have used other libraries, such as Horovod.
     """
     seen = request.structure
-    if is_gpu or seen is None or seen.collectives is None or request.backend is not None:
+    if is_gpu or seen is None or seen.cores is None or seen.collectives is None or request.backend is not None:
         return None
     if seen.collectives or seen.ranks > 1 or request.collective != "Torch":
         return seen.collectives or None

@@ -68,6 +68,7 @@ def test_gpus_and_comparisons_of_frameworks_ignore_what_was_counted_on_cpus() ->
     workload = workload_of(request)
     assert started_by_script(request, workload, is_gpu=False) == (GRADIENTS,)
     assert started_by_script(request, workload, is_gpu=True) is None
+    assert started_by_script(described(SCRIPT, known(cores=None)), workload, is_gpu=False) is None, "seen on GPUs"
     assert started_by_script(replace(request, backend=backend("MPI")), workload, is_gpu=False) is None
     gpus = view({"device": T4, "count": 2, "cpu": 8, "memory": "32Gi"})
     both = [decided(SCRIPT, gpus, known(collectives=each)).chosen.prediction for each in (None, (GRADIENTS,))]
