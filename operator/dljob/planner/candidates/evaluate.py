@@ -18,10 +18,9 @@ from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import holding, micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
-from dljob.planner.candidates.collectives import priced
+from dljob.planner.candidates.collectives import exchanged_s, priced
 from dljob.planner.candidates.cost.data_fetch import Nodes, node_Bps
 from dljob.planner.candidates.cost.evaluations import evaluations_s
-from dljob.planner.candidates.cost.exchanges import exchanged_s
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.node_layout import Layout, cores_text

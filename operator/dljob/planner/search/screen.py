@@ -18,9 +18,8 @@ from dljob.perf.step.exchanges import exchanges_s, over_gloo
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.collectives import priced, summing
+from dljob.planner.candidates.collectives import copied_Bps, hop_s, priced, started_by_script, summing
 from dljob.planner.candidates.cost.data_fetch import fetched_nbytes, node_Bps
-from dljob.planner.candidates.cost.exchanges import copied_Bps, hop_s, started_by_script
 from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.links import Between
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted

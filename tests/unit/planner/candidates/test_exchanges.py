@@ -9,7 +9,7 @@ from dljob.calibrate.learned import Learned
 from dljob.perf.step.backends import backend
 from dljob.perf.workload.observed import Collectives, Structure, Work
 from dljob.planner import Request
-from dljob.planner.candidates.cost.exchanges import started_by_script
+from dljob.planner.candidates.collectives import started_by_script
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import options
