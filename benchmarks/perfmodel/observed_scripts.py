@@ -149,6 +149,7 @@ def run(script: str, ranks: int, folder: Path, cpu_time: bool = False) -> Run:
             output, _ = process.communicate(timeout=TIMEOUT_S)
             if process.returncode:
                 raise SystemExit(f"{script}: rank {rank} exited with {process.returncode}:\n{output[-2000:]}")
+    seen.sort(key=lambda each: each.steps)  # Each message has a thread that reads it.
     timed = [each for each in seen if each.step_s is not None]
     if not timed or seen[0].step_s is not None:
         raise SystemExit(f"{script}: {ranks} ranks reported no structure:\n{output[-2000:]}")

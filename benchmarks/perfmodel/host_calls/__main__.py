@@ -43,6 +43,8 @@ ASSUMED_S = {
     "products": 6e-6,
     "convolutions": 1e-4,
     "messages": 1e-4,
+    "distributed": 1e-5,
+    "random": 5e-9,
 }
 """Seconds of a call before the measurement, in orders of magnitude. The programs differ too little in the mixture of
 their calls to measure each kind by itself."""

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributions import Categorical, Normal
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -300,6 +302,18 @@ def data_parallel(depth: int, optimizer: Optimizer) -> Step:
     return loop(model, optimizer(model.parameters()), 16)
 
 
+def sharded(depth: int, optimizer: Optimizer, *, by_layer: bool) -> Step:
+    """Return a step of FSDP in a group of one rank. ``by_layer``: each layer is sharded by itself."""
+    in_one_group(nn.Linear(1, 1))
+    layers = [each for _ in range(depth) for each in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(16, CLASSES))
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in [each for each in model if by_layer and isinstance(each, nn.Linear)]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return loop(model, optimizer(model.parameters()), 16)
+
+
 def reduced_metrics() -> Step:
     model = in_one_group(nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, CLASSES)))
 
@@ -311,6 +325,20 @@ def reduced_metrics() -> Step:
         return [each.item() for each in values]
 
     return loop(model, torch.optim.AdamW(model.parameters()), 16, then=then)
+
+
+def dropout() -> Step:
+    model, values = nn.Linear(16, CLASSES), torch.ones(100_000)
+    return loop(model, torch.optim.SGD(model.parameters(), 0.01), 16, then=lambda _: functional.dropout(values, 0.1))
+
+
+def noise() -> Step:
+    model = nn.Linear(16, CLASSES)
+
+    def then(_: Tensor) -> float:
+        return float((torch.rand(100_000) < torch.randn(100_000)).sum())
+
+    return loop(model, torch.optim.SGD(model.parameters(), 0.01), 16, then=then)
 
 
 def policy_gradient() -> Step:
@@ -388,7 +416,12 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "nested modules": nested_modules,
     "data parallel, SGD": partial(data_parallel, 2, partial(torch.optim.SGD, lr=0.01)),
     "data parallel, Adam": partial(data_parallel, 6, torch.optim.Adam),
+    "sharded, SGD": partial(sharded, 4, partial(torch.optim.SGD, lr=0.01), by_layer=False),
+    "sharded, Adam": partial(sharded, 2, torch.optim.Adam, by_layer=False),
+    "sharded layers": partial(sharded, 3, torch.optim.AdamW, by_layer=True),
     "reduced metrics": reduced_metrics,
+    "dropout": dropout,
+    "noise": noise,
     "policy gradient": policy_gradient,
     "parametrized": parametrized,
     "recomputed, averaged": recomputed_average,

@@ -81,7 +81,7 @@ from dlcontract.report import (
     TargetForecast,
     TargetProgress,
 )
-from dlcontract.structure import HostCalls, Structure, Work
+from dlcontract.structure import CollectiveCount, HostCalls, Structure, Work
 from dlcontract.until import Until
 
 __all__ = [
@@ -136,6 +136,7 @@ __all__ = [
     "CheckpointMark",
     "CheckpointRef",
     "ClassScore",
+    "CollectiveCount",
     "CollectiveName",
     "DatasetRef",
     "ExitCodes",

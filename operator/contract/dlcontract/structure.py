@@ -29,6 +29,28 @@ class HostCalls(UntrustedRecord):
     products: Annotated[Count, Field(description="Products of matrices, in both passes.")] = 0
     convolutions: Annotated[Count, Field(description="Convolutions, in both passes.")] = 0
     messages: Annotated[Count, Field(description="Collectives of torch.distributed.")] = 0
+    distributed: Annotated[
+        Count, Field(description="Operators of DTensor, which run others on the parts of this rank.")
+    ] = 0
+    random: Annotated[Count, Field(description="Random numbers that operators draw, such as those of dropout.")] = 0
+
+
+class CollectiveCount(UntrustedRecord):
+    """The collectives of one kind in a step, among several ranks: their number and their bytes."""
+
+    kind: Annotated[
+        str,
+        Field(
+            max_length=32,
+            description="all_reduce, all_gather, reduce_scatter, reduce, broadcast, barrier, gather (also scatter), "
+            "all_to_all, or message (send and receive).",
+        ),
+    ]
+    count: Annotated[int, Field(ge=1, le=10**6)]
+    nbytes: Annotated[
+        int,
+        Field(ge=0, le=10**18, description="Bytes of all buffers together. Each counts with the parts of all ranks."),
+    ] = 0
 
 
 class Structure(UntrustedRecord):
@@ -54,6 +76,10 @@ class Structure(UntrustedRecord):
     ] = 0
     work: Annotated[tuple[Work, ...], Field(max_length=8, description="Work of the step by kind of operation.")] = ()
     host: Annotated[HostCalls | None, Field(description="Calls of the host in the step. None: not counted.")] = None
+    collectives: Annotated[
+        tuple[CollectiveCount, ...] | None,
+        Field(max_length=16, description="Collectives of torch.distributed in the step by kind. None: not counted."),
+    ] = None
     steps: Annotated[Count, Field(description="Steps that this process has made so far.")] = 0
     step_s: Annotated[Seconds | None, Field(description="Median time of the steps so far. None: too few steps.")] = None
     world_size: Annotated[int, Field(ge=1, le=100_000, description="Number of ranks.")] = 1

@@ -36,6 +36,27 @@ class ObservedHostCalls(FiniteModel):
     products: Annotated[Calls, Field(description="Products of matrices, in both passes.")] = 0
     convolutions: Annotated[Calls, Field(description="Convolutions, in both passes.")] = 0
     messages: Annotated[Calls, Field(description="Collectives of torch.distributed.")] = 0
+    distributed: Annotated[
+        Calls, Field(description="Operators of DTensor, which run others on the parts of a rank.")
+    ] = 0
+    random: Annotated[Calls, Field(description="Random numbers that operators draw, such as those of dropout.")] = 0
+
+
+class ObservedCollectives(FiniteModel):
+    """Collectives of one kind in a step of a script."""
+
+    kind: Annotated[
+        str,
+        Field(
+            max_length=32,
+            description="all_reduce, all_gather, reduce_scatter, reduce, broadcast, barrier, gather, "
+            "all_to_all or message.",
+        ),
+    ]
+    count: Annotated[int, Field(ge=1, le=10**6, description="Number of collectives.")]
+    total_bytes: Annotated[
+        int, Field(ge=0, le=10**18, description="Bytes of all their buffers. Each has the parts of all ranks.")
+    ] = 0
 
 
 class ObservedStructure(FiniteModel):
@@ -59,6 +80,10 @@ class ObservedStructure(FiniteModel):
     work: Annotated[tuple[ObservedWork, ...], Field(max_length=8, description="Operations by kind.")] = ()
     host_calls: Annotated[
         ObservedHostCalls | None, Field(description="Calls of the host in a step. Unset: not counted.")
+    ] = None
+    collectives: Annotated[
+        tuple[ObservedCollectives, ...] | None,
+        Field(max_length=16, description="Collectives of torch.distributed in a step by kind. Unset: not counted."),
     ] = None
     nodes: Annotated[int, Field(ge=1, description="Nodes of the run.")] = 1
     ranks_per_node: Annotated[int, Field(ge=1)] = 1

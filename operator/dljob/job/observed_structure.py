@@ -6,7 +6,7 @@ from dljob.api import DLProfileStatus
 from dljob.api.script_profile import MeasuredMemory, ObservedStructure
 from dljob.api.script_profile import MeasuredSplit as StoredSplit
 from dljob.calibrate.memory import MemoryPoint, Split, remembered
-from dljob.perf.workload.observed import Structure, Work
+from dljob.perf.workload.observed import Collectives, Structure, Work
 
 
 def with_structure(
@@ -43,6 +43,9 @@ def planner_structure(stored: ObservedStructure | None, device: str) -> Structur
             for each in stored.work
         ),
         host_calls=None if stored.host_calls is None else tuple(stored.host_calls.model_dump(by_alias=False).items()),
+        collectives=None
+        if stored.collectives is None
+        else tuple(Collectives(each.kind, each.count, each.total_bytes) for each in stored.collectives),
         device=device,
         nodes=stored.nodes,
         ranks_per_node=stored.ranks_per_node,

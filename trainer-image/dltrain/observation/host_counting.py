@@ -13,10 +13,30 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from .counting import harmless_mode, kind_of
+from .collectives import collective_kind, collective_nbytes, is_distributed_tensor
+from .counting import harmless_mode, kind_of, tensors_in
 
 MAX_CALLS = 10**7
 """Number of calls of functions after which a step is no longer counted, so that it does not slow down an evaluation."""
+_RANDOM = (
+    "bernoulli",
+    "exponential",
+    "multinomial",
+    "native_dropout",
+    "normal",
+    "normal_functional",
+    "poisson",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "random",
+    "randperm",
+    "uniform",
+)
+"""Operators that draw a random number for each element of their result, one after another in one thread."""
 _active: list[Any] = []
 """The counts that have begun. A fork, such as a data loader, ends them in its own process."""
 _is_registered = False
@@ -71,6 +91,8 @@ def operator_counts() -> Any:
             super().__init__()
             self.counts: dict[str, int] | None = {}
             """Number of operators by kind; None if they cannot be counted."""
+            self.collectives: dict[str, list[int]] = {}
+            """[Number of collectives, their bytes] by kind."""
             self._kinds: dict[Any, str] = {}
             self._thread = threading.get_ident()
             if in_backward_pass() or _get_current_dispatch_mode_stack():
@@ -81,13 +103,31 @@ def operator_counts() -> Any:
                 _push_mode(self)
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if types and is_distributed_tensor(types):
+                if self.counts is not None:
+                    self.counts["distributed"] = self.counts.get("distributed", 0) + 1
+                return NotImplemented  # The class then runs the operators of its parts, and collectives, in this mode.
             result = func(*args, **(kwargs or {}))
             if self.counts is not None:
                 kind = self._kinds.get(func)
                 if kind is None:
                     kind = self._kinds[func] = _host_kind(func, result)
                 self.counts[kind] = self.counts.get(kind, 0) + 1
+                if kind == "random":
+                    with contextlib.suppress(Exception):
+                        self.counts["drawn"] = self.counts.get("drawn", 0) + sum(
+                            t.numel() for t in tensors_in([result])
+                        )
+                if kind == "message":
+                    with contextlib.suppress(Exception):
+                        self._add_collective(func, args, kwargs or {}, result)
             return result
+
+        def _add_collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            kind = collective_kind(func)
+            if kind is not None:
+                found = self.collectives.setdefault(kind, [0, 0])
+                found[:] = [found[0] + 1, found[1] + collective_nbytes(kind, args, kwargs, result)]
 
         def end(self) -> bool:
             """Stop counting. Return False if the mode must stay: in a backward pass, or in another thread."""
@@ -108,10 +148,13 @@ def operator_counts() -> Any:
 
 
 def _host_kind(func: Any, result: Any) -> str:
-    """Return the kind of an operator: view (also others without a kernel), product, convolution, message or other."""
+    """Return the kind of an operator that has returned ``result``.
+
+    It is view (also others without a kernel), product, convolution, message, random or other.
+    """
     try:
-        if func.namespace in ("c10d", "_c10d_functional"):
-            return "message"
+        if func.namespace.startswith(("c10d", "_c10d_functional")):
+            return "view" if collective_kind(func) is None else "message"
         if func.namespace == "profiler":
             return "other"
         schema = func._schema
@@ -119,6 +162,8 @@ def _host_kind(func: Any, result: Any) -> str:
         makes_none = not any(isinstance(each, _tensor_type()) for each in results)
         if not schema.is_mutable and (makes_none or any(each.alias_info is not None for each in schema.returns)):
             return "view"
+        if func._overloadpacket.__name__.rstrip("_") in _RANDOM:
+            return "random"
         kind = kind_of(func._overloadpacket)
         return kind if kind in ("product", "convolution") else "other"
     except Exception:  # noqa: BLE001 - an operator that cannot be counted must still run
@@ -159,15 +204,17 @@ def host_calls(
     """Return the fields of ``dlcontract.HostCalls`` for a step; None if not all of them were counted."""
     if functions is None or operators is None:
         return None
-    of: Iterable[str] = ("view", "other", "product", "convolution", "message")
-    views, others, products, convolutions, messages = (operators.get(kind, 0) for kind in of)
+    of: Iterable[str] = ("view", "other", "product", "convolution", "message", "distributed", "random", "drawn")
+    views, others, products, convolutions, messages, distributed, random, drawn = (operators.get(k, 0) for k in of)
     return {
         "updates": updates,
         "functions": functions[0],
         "different": functions[1],
         "views": views,
-        "operators": others,
+        "operators": others + random,
         "products": products,
         "convolutions": convolutions,
         "messages": messages,
+        "distributed": distributed,
+        "random": drawn,
     }

@@ -128,11 +128,19 @@ class ObservedStep:
             "activation_nbytes": self._kept_nbytes,
             "optimizer_slots": _slots(self.optimizers.values()),
             "host": host_calls(functions, self._operators and self._operators.counts, self._updates),
+            "collectives": self._collectives(),
             "work": [
                 {"kind": kind, "count": int(count), "forward_flops": flops, "moved_nbytes": int(nbytes)}
                 for kind, (count, flops, nbytes) in self._work.items()
             ],
         }
+
+    def _collectives(self) -> list[dict[str, Any]] | None:
+        """Return the fields of ``dlcontract.CollectiveCount`` by kind; None if operators were not counted."""
+        if self._operators is None or self._operators.counts is None:
+            return None
+        found = self._operators.collectives
+        return [{"kind": kind, "count": count, "nbytes": nbytes} for kind, (count, nbytes) in found.items()]
 
     def _enter(self, module: Any, _: Any) -> None:
         if threading.get_ident() != self._thread:

@@ -2,7 +2,7 @@
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
-from dljob.api.script_profile import ObservedHostCalls, ObservedStructure, ObservedWork
+from dljob.api.script_profile import ObservedCollectives, ObservedHostCalls, ObservedStructure, ObservedWork
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
@@ -115,6 +115,11 @@ def stored_structure(
             for each in seen.work
         ),
         host_calls=None if seen.host is None else ObservedHostCalls(**seen.host.model_dump()),
+        collectives=None
+        if seen.collectives is None
+        else tuple(
+            ObservedCollectives(kind=each.kind, count=each.count, total_bytes=each.nbytes) for each in seen.collectives
+        ),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         cores=cores,

@@ -89,6 +89,7 @@ def step(
     tensors: int = 1,
     bucket_nbytes: int = BUCKET_NBYTES,
     packing: float = 1.0,
+    exchanged_s: float | None = None,
 ) -> Step:
     """Predict the time of a synchronous step, and its uncertainty, from the times of its slowest rank.
 
@@ -104,6 +105,8 @@ def step(
     only the last one overlaps with communication. ``tensors``: number of parameter tensors, used only by LayeredServer,
     whose gathers overlap with the backward pass and whose broadcast does not. ``bucket_nbytes``: size of a bucket.
     ``packing``: time of the slowest rank, divided by the mean of all ranks, if they share cores unevenly.
+    ``exchanged_s``: seconds of the collectives that a script starts itself (``exchanges_s``), in place of the
+    all-reduce; None: there is the all-reduce.
 
     ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
     deviations of log(measured / predicted). The two errors are independent, so the step's spread is the root of the sum
@@ -119,6 +122,8 @@ def step(
     if collective == "LayeredServer" and ranks > 1:
         to_server, from_server = layered_server_s(float(gradient_nbytes), float(ranks), link, tensors)
         communication_s = float(exposed_s(to_server, last_s, tensors, overlap) + from_server)
+    if exchanged_s is not None:
+        communication_s = exchanged_s
     waiting_s = compute_s * (straggler_factor(ranks) * packing - 1) + agreement_s(ranks, link.latency_s)
     whole = compute_s + communication_s + data_s + waiting_s
     known = compute_s + data_s

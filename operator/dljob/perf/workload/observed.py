@@ -26,6 +26,19 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Collectives:
+    """The collectives of one kind in a step, and the bytes of all their buffers.
+
+    ``kind``: all_reduce, all_gather, reduce_scatter, reduce, broadcast, barrier, gather (also scatter), all_to_all,
+    message (send and receive), or anything else. A buffer has the parts of all ranks.
+    """
+
+    kind: str
+    count: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
 class Structure:
     """The costs of a script's step, as an observed rank of an earlier run had them, and the place of this run.
 
@@ -42,6 +55,8 @@ class Structure:
     work: tuple[Work, ...] = ()
     host_calls: tuple[tuple[str, float], ...] | None = None
     """Number of calls of the host in a step by kind (``structure.CALL_S``); None if they were not counted."""
+    collectives: tuple[Collectives, ...] | None = None
+    """Collectives of torch.distributed in a step by kind; None if they were not counted."""
     device: str = ""
     """Type of the device on which the run was observed."""
     nodes: int = 1

@@ -28,6 +28,8 @@ CALL_S: Mapping[str, float] = {
     "products": 7.6e-6,
     "convolutions": 1.45e-4,
     "messages": 8.5e-5,
+    "distributed": 1.5e-5,
+    "random": 4.5e-9,
 }
 """Seconds of the host for each counted call of an observed script (``dlcontract.HostCalls``), in place of ``HOST_S``.
 

@@ -18,7 +18,7 @@ from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import holding, micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
-from dljob.planner.candidates.collectives import priced
+from dljob.planner.candidates.collectives import exchanged_s, priced
 from dljob.planner.candidates.cost.data_fetch import Nodes, node_Bps
 from dljob.planner.candidates.cost.evaluations import evaluations_s
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
@@ -181,8 +181,9 @@ def evaluate(
     saved_s = slowest.option.update_s * (1 - 1 / ranks) if sharded else 0.0
     # Measured multi-device steps replace the formulas if there are any.
     known = [] if ranks == 1 else [o.steps for o in chosen if o.steps]
+    compute_s = busy_s - data_s - saved_s
     timing = step(
-        compute_s=busy_s - data_s - saved_s,
+        compute_s=compute_s,
         data_s=data_s,
         collective=priced(collective, chosen[0].pool.is_gpu, request.reduced_by_script),
         gradient_nbytes=request.wire_nbytes(workload.gradient_nbytes),
@@ -198,6 +199,7 @@ def evaluate(
         tensors=workload.tensors,
         bucket_nbytes=request.bucket_nbytes,
         packing=1.0 if serving else max(o.packing for o in chosen),
+        exchanged_s=exchanged_s(request, workload, chosen, nodes, ranks, link, compute_s / micro_batches),
     )
     measured = len(known) == len(chosen) and not apart
     if apart:

@@ -14,10 +14,11 @@ from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import data_fetch, energy
 from dljob.perf.step.communication import Link, Links, Number, allreduce_s, layered_server_s, scatter_gather_s
 from dljob.perf.step.compute import active_parts
+from dljob.perf.step.exchanges import exchanges_s, over_gloo
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.collectives import priced, summing
+from dljob.planner.candidates.collectives import copied_Bps, hop_s, priced, started_by_script, summing
 from dljob.planner.candidates.cost.data_fetch import fetched_nbytes, node_Bps
 from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.links import Between
@@ -116,6 +117,9 @@ class Screen:
         self._sharded = options[0].strategy == "Optimizer"
         self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
         self._micro_batches = options[0].micro_batches
+        self._exchanges = started_by_script(request, workload, is_gpu=options[0].pool.is_gpu)
+        self._hop_s, self._copied_Bps = (np.array([found(o) for o in options]) for found in (hop_s, copied_Bps))
+        self._cores = np.array([o.cores for o in options])
         self._overlapping_s = np.array([o.overlapping_s for o in options])
         self._has_steps = np.array([o.steps is not None for o in options])
         by_type = [[options[i].steps for i in members.tolist()] for members in self.types.members]
@@ -249,6 +253,11 @@ class Screen:
         choice = np.zeros(len(rows), dtype=np.int64)
         hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0) / self._micro_batches
         hiding_s = np.minimum(hiding_s, rows.largest(self._overlapping_s))
+        if self._exchanges is not None:
+            hop_s, copied = rows.largest(self._hop_s), rows.smallest(self._copied_Bps)
+            over, cores = over_gloo(links, nodes, hop_s), rows.smallest(self._cores)
+            felt = exchanges_s(self._exchanges, hiding_s, n, over, nodes, overlaps, cores, copied)
+            return np.asarray(felt), choice
         for i, collective in enumerate(self.collectives):
             total: Number
             after_s: Number = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcontract import Failure, HostCalls, Report, RunPhase, Structure, Work
+from dlcontract import CollectiveCount, Failure, HostCalls, Report, RunPhase, Structure, Work
 from dljob.api import DLProfileStatus
 from dljob.api.script_profile import ObservedStructure
 from dljob.job.identity import profile_key, profile_name
@@ -15,6 +15,7 @@ from dljob.job.observed_structure import planner_structure, with_structure
 from dljob.job.profiles import learned, learned_by_model
 from dljob.kube import Cache, Kube
 from dljob.kube.kinds import PROFILE
+from dljob.perf.workload.observed import Collectives
 from dljob.perf.workload.structure import CALL_S
 from dljob.reconcile import RunMeasurements
 from dljob.reconcile.parsed import parse_observed
@@ -92,6 +93,8 @@ def test_absurd_or_superfluous_structures_are_not_stored() -> None:
     [
         {"parameters": 0}, {"samples": 0}, {"flops": 0}, {"flops": "Infinity"}, {"step_s": -1}, {"optimizer_slots": 7},
         {"parameters": 10**30}, {"work": [{"kind": "product", "count": 0}]}, {"work": [{"kind": "x", "count": 1}] * 9},
+        {"collectives": [{"kind": "barrier", "count": 0}]}, {"collectives": [{"kind": "barrier", "count": 10**7}]},
+        {"collectives": [{"kind": "x", "count": 1, "nbytes": -1}]}, {"collectives": [{"kind": "x", "count": 1}] * 17},
     ],
 )  # fmt: skip
 def test_report_with_an_invalid_structure_is_refused(change: Json) -> None:
@@ -179,7 +182,7 @@ def test_calls_of_the_host_reach_the_plan() -> None:
     assert found is not None and found.structure is not None
     assert found.structure.manifest()["hostCalls"] == {
         "updates": 1, "functions": 4800, "different": 450, "views": 100, "operators": 70, "products": 5, "convolutions": 0,
-        "messages": 1,
+        "messages": 1, "distributed": 0, "random": 0,
     }  # fmt: skip
     stored = ObservedStructure.model_validate(found.structure.manifest())
     planned = planner_structure(stored, "cpu")
@@ -187,3 +190,20 @@ def test_calls_of_the_host_reach_the_plan() -> None:
     assert set(calls.model_dump()) == set(CALL_S), "each kind has its time"
     before = measurements(TIMED)
     assert before is not None and before.structure is not None and before.structure.host_calls is None
+
+
+def test_collectives_reach_the_plan() -> None:
+    counted = (CollectiveCount(kind="all_reduce", count=2, nbytes=5900), CollectiveCount(kind="barrier", count=1))
+    found = measurements(TIMED.model_copy(update={"collectives": counted}))
+    assert found is not None and found.structure is not None
+    assert found.structure.manifest()["collectives"] == [
+        {"kind": "all_reduce", "count": 2, "totalBytes": 5900}, {"kind": "barrier", "count": 1, "totalBytes": 0}
+    ]  # fmt: skip
+    stored = ObservedStructure.model_validate(found.structure.manifest())
+    planned = planner_structure(stored, "cpu")
+    assert planned is not None
+    assert planned.collectives == (Collectives("all_reduce", 2, 5900), Collectives("barrier", 1, 0))
+    none = measurements(TIMED.model_copy(update={"collectives": ()}))
+    assert none is not None and none.structure is not None and none.structure.manifest()["collectives"] == []
+    before = measurements(TIMED)
+    assert before is not None and before.structure is not None and before.structure.collectives is None
