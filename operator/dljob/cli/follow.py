@@ -145,6 +145,8 @@ class Follower:
                 mark = "*" if candidate.chosen else " "
                 step_s = candidate.predicted.step_seconds
                 _say(f"{mark} {candidate.summary}: {f'{duration(step_s)} a step' if step_s else 'no predicted time'}")
+            if status.plan.links is not None:
+                _say(f"links: {status.plan.links}")
             if status.plan.agent is not None:
                 _say(f"agent: {status.plan.agent.value}")
             for line in status.plan.missing_fields or ():

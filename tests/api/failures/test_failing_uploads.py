@@ -28,6 +28,7 @@ def test_uploads_of_a_script_and_their_failures_are_shown(play: Play) -> None:
     play.report("uploads", RunPhase.RUNNING, uploads=Uploads(count=1, failures=1, last=unknown, problem=problem))
     job = play.until_reported("uploads", "CheckpointsUploaded", "UploadFailed", "AccessDenied", "checkpoint-500")
     assert "step" not in job["status"]["lastCheckpoint"], "the field is optional, and an unknown step is removed"
+    assert "links" in job["status"]["plan"]
     play.report("uploads", RunPhase.RUNNING, uploads=Uploads(count=1, failures=1, last=unknown))
     play.until_reported("uploads", "CheckpointsUploaded", "Uploaded", "work again", status="True")
     play.report("uploads", RunPhase.RUNNING, uploads=Uploads(count=1, failures=1))

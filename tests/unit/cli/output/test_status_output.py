@@ -200,7 +200,10 @@ class TestFollow:
         assert Follower(1).look(planned) == 0
         text = capsys.readouterr().out
         assert "* 3 x cpu: 12ms a step" in text
-        assert "- 1 x t4: no free device" in text
+        assert "- 1 x t4: no free device" in text and "links" not in text
+        planned["status"]["plan"] = {**PLAN, "links": "between nodes 10 Gbit/s, 60us (an assumed network)"}
+        assert Follower(1).look(planned) == 0
+        assert "links: between nodes 10 Gbit/s, 60us (an assumed network)" in capsys.readouterr().out.splitlines()
 
 
 def test_logs_are_unpacked_by_rank() -> None:
