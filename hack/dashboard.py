@@ -112,7 +112,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Age of the last checkpoint",
             "Training time that a failure would lose now.",
-            {"{{dljob}}": f"time() - {_job('checkpoint_timestamp_seconds')}"},
+            {
+                "{{dljob}}": f"time() - {_job('checkpoint_timestamp_seconds')}",
+                "{{dljob}}, upload of a script": f"time() - {_job('upload_timestamp_seconds')}",
+            },
             "s",
         ),
         Panel(

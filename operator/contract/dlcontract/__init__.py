@@ -7,6 +7,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 
 from dlcontract import reasons
 from dlcontract.accumulation import micro_batches_of, replica_batches
+from dlcontract.checkpoint.marks import MAX_UPLOAD_MESSAGE, CheckpointMark, Upload, UploadProblem, Uploads
 from dlcontract.collectives import COLLECTIVES, DDP_BUCKET_NBYTES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan.plan import Plan
@@ -60,7 +61,6 @@ from dlcontract.report import (
     MAX_REFUSED_SIZES,
     MAX_WORST_CLASSES,
     AnalysisSummary,
-    CheckpointMark,
     ClassScore,
     Failure,
     MeasuredEnergy,
@@ -115,6 +115,7 @@ __all__ = [
     "MAX_PARTS",
     "MAX_POD_NBYTES",
     "MAX_REFUSED_SIZES",
+    "MAX_UPLOAD_MESSAGE",
     "MAX_WORST_CLASSES",
     "MEASURABLE",
     "METRICS_PORT",
@@ -172,6 +173,9 @@ __all__ = [
     "TargetProgress",
     "Until",
     "UntrustedRecord",
+    "Upload",
+    "UploadProblem",
+    "Uploads",
     "Work",
     "config_map_names",
     "decided",

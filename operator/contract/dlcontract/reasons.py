@@ -24,6 +24,11 @@ RANK_KILLED = "RankKilled"
 RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
+UPLOAD_FAILED = "UploadFailed"
+FOLDER_CHANGES = "FolderChanges"
+PARTS_MISSING = "PartsMissing"
+"""Reasons why the checkpoint folder of a script is not uploaded. They are no failures of ranks."""
+
 TARGET_REACHED = "TargetReached"
 NO_IMPROVEMENT = "NoImprovement"
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field
 
+from dlcontract.checkpoint.marks import CheckpointMark, Uploads
 from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRecord
 from dlcontract.structure import Structure
 
@@ -132,15 +133,6 @@ class Failure(UntrustedRecord):
             "node or its network failed."
         ),
     ] = False
-
-
-class CheckpointMark(UntrustedRecord):
-    step: Count
-    unix_s: UnixTime
-    path: Annotated[str, Field(max_length=1024)] = ""
-    duration_s: Annotated[
-        Seconds | None, Field(description="Seconds that writing the checkpoint took. None: unknown.")
-    ] = None
 
 
 class StartupMarks(UntrustedRecord):
@@ -335,6 +327,7 @@ class Report(UntrustedRecord):
     failures: Annotated[Count, Field(description="Failures that counted towards backoff_limit.")] = 0
     failure: Failure | None = None
     last_checkpoint: CheckpointMark | None = None
+    uploads: Annotated[Uploads | None, Field(description="None: no script whose folder is uploaded.")] = None
     steps_repeated: Annotated[Count, Field(description="Steps done twice, because a restart resumed earlier.")] = 0
     checkpoints_skipped: Annotated[
         Count, Field(description="Stops without a checkpoint, because the grace period was too short.")

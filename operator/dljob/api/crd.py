@@ -231,6 +231,7 @@ def job_definition() -> Schema:
             _column("Plan", ".status.plan.summary", "string", "The plan in one line.", wide=True),
             _column("Predicted", ".status.plan.predicted.stepSeconds", "number", "Predicted step time, s.", wide=True),
             _column("Measured", ".status.measured.stepSeconds", "number", "Measured step time, s.", wide=True),
+            _column("Checkpoint", ".status.lastCheckpoint.time", "date", "Age of the last checkpoint.", wide=True),
             _column("Position", ".status.queue.position", "integer", "Place in the queue.", wide=True),
             _column("Starts", ".status.queue.forecastStart", "string", "Predicted start while waiting.", wide=True),
             _column(

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from math import log
 from typing import Any
 
-from dljob.api import DLJobStatus, Phase, ResultAnalysis
+from dljob.api import DLJobStatus, LastCheckpoint, Phase, ResultAnalysis
 from dljob.planner.types.texts import duration
 from dljob.status import readable_status
 
@@ -19,6 +20,7 @@ FOLLOWED_CONDITIONS = {
     "DeviceMismatch",
     "WorldSizeRefused",
     "ProgressReported",
+    "CheckpointsUploaded",
     "Resizing",
     "StorageExceeded",
     "MemoryExceeded",
@@ -44,6 +46,7 @@ class Follower:
         self._phase: str | None = None
         self._progress_mark = -1
         self._restarts = 0
+        self._checkpoint: datetime | None = None
         self.processed = False
         """True if a status of this generation of the job was seen, which only an operator writes."""
 
@@ -79,6 +82,7 @@ class Follower:
             causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts_by_cause.items())
             _say(f"ranks restarted; restarts: {status.restarts}; faults by cause: {causes or 'unknown'}")
         self._progress(status)
+        self._upload(status.last_checkpoint)
         return self._end(status, body)
 
     def _progress(self, status: DLJobStatus) -> None:
@@ -106,6 +110,20 @@ class Follower:
             parts.append(f"{status.remaining} left")
         _say("  ".join(parts))
 
+    def _upload(self, saved: LastCheckpoint | None) -> None:
+        """Print the last upload of a script's checkpoint folder, if it is new."""
+        if saved is None or saved.name is None or saved.time == self._checkpoint:
+            return
+        self._checkpoint = saved.time
+        parts = [f"checkpoint {saved.name or 'without files'} is in the object store"]
+        if saved.step is not None:
+            parts.append(f"step {saved.step}")
+        if saved.bytes is not None:
+            parts.append(f"{saved.bytes / 1e6:.1f} MB in all")
+        if saved.write_seconds is not None:
+            parts.append(f"uploaded in {duration(saved.write_seconds)}")
+        _say(", ".join(parts))
+
     def _end(self, status: DLJobStatus, body: Mapping[str, Any]) -> int | None:
         if status.phase is Phase.COMPLETE:
             if (result := status.result) is not None:
@@ -127,6 +145,8 @@ class Follower:
                 mark = "*" if candidate.chosen else " "
                 step_s = candidate.predicted.step_seconds
                 _say(f"{mark} {candidate.summary}: {f'{duration(step_s)} a step' if step_s else 'no predicted time'}")
+            if status.plan.links is not None:
+                _say(f"links: {status.plan.links}")
             if status.plan.agent is not None:
                 _say(f"agent: {status.plan.agent.value}")
             for line in status.plan.missing_fields or ():

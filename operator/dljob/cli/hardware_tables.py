@@ -42,6 +42,17 @@ def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) ->
     return lines
 
 
+def link_table(ends: tuple[str, str], nodes: tuple[str, str], link: ProbedLink) -> list[str]:
+    """Return lines with a measured link between two nodes, beside what plans assume without a measurement.
+
+    ``ends``, ``nodes``: device types and names of the two nodes.
+    """
+    far = communication.ETHERNET_BANDWIDTH_Bps, communication.TCP_LATENCY_S
+    types = " and ".join(dict.fromkeys(ends))
+    title = f"network between nodes of {types}: {nodes[0]} and {nodes[1]}"
+    return [title, *(f"  {line}" for line in table(HEADER, _link_rows("between nodes", link, *far)))]
+
+
 def _regression_lines(regression: RefittedRegression) -> list[str]:
     """Return lines with the median errors of the regression before and after the refit, and what plans use."""
     rows = [

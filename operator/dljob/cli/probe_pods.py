@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
-from dljob.api.profile import HardwareProfile
+from dljob.api.profile import HardwareProfile, ProbedLink
 from dljob.client.access import FIELD_OWNER
 from dljob.client.errors import BadInputError
 from dljob.cluster.hardware import KEY
 from dljob.job.identity import profile_name
-from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_regression
+from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_links, with_stored_regression
+from dljob.job.probes.links import link_status, probed_link
 from dljob.job.probes.targets import Target
-from dljob.render.helpers.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
+from dljob.render.helpers.probe import BY_COMMAND, CONTAINER, ProbeImage, link_client_pod, peer_pod, probe_pod
 
 LOOK_S = 1.0
 
@@ -43,9 +44,7 @@ async def probed(
         address = None
         if link and target.peer is not None:
             names.append(f"dljob-probe-peer-{suffix}")
-            await api.create(POD, peer_pod(names[1], namespace, target, image))
-            peer = await _awaited(api, namespace, names[1], {"Running"}, timeout_s)
-            address = peer["status"].get("podIP")
+            address = await _serving(api, namespace, names[1], target, image, timeout_s)
         await api.create(POD, probe_pod(names[0], namespace, target, image, address, structures=structures))
         pod = await _awaited(api, namespace, names[0], {"Succeeded"}, timeout_s)
         text = _terminated(pod).get("message") or ""
@@ -63,12 +62,55 @@ async def probed(
     return hardware_profile(measure, target.device, target.node)
 
 
+async def measured_link(
+    api: Any, namespace: str, target: Target, image: ProbeImage, timeout_s: float
+) -> tuple[str, ProbedLink]:
+    """Measure the network between the two nodes of ``target`` in pods that are deleted afterwards, and store it.
+
+    Return (name of the DLProfile, link). Raise BadInputError if a pod does not start, fails, or prints no valid
+    document within ``timeout_s`` seconds.
+    """
+    from dljob.kube.kinds import POD, PROFILE
+
+    suffix = secrets.token_hex(3)
+    server, client = f"dljob-probe-peer-{suffix}", f"dljob-probe-link-{suffix}"
+    try:
+        address = await _serving(api, namespace, server, target, image, timeout_s)
+        await api.create(POD, link_client_pod(client, namespace, target, image, address, by=BY_COMMAND))
+        pod = await _awaited(api, namespace, client, {"Succeeded"}, timeout_s)
+        text = _terminated(pod).get("message") or ""
+        try:
+            link = probed_link(text, datetime.now(UTC))
+        except ValueError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadInputError(
+                f"found {text[:60]!r} in the termination message of pod {client}; expected the latency and bandwidth "
+                f"of a link ({reason}). Use the trainer image of this release with --image"
+            ) from None
+    finally:
+        for name in (client, server):
+            await api.delete(POD, namespace, name, grace_s=0)
+    name = profile_name(KEY, target.device)
+    status = {"status": link_status(link, target.other)}
+    await api.merge(PROFILE, None, name, status, subresource="status", owner=FIELD_OWNER)
+    return name, link
+
+
+async def _serving(api: Any, namespace: str, name: str, target: Target, image: ProbeImage, timeout_s: float) -> str:
+    """Start the pod that answers messages on the second node of ``target``. Return its address when it runs."""
+    from dljob.kube.kinds import POD
+
+    await api.create(POD, peer_pod(name, namespace, target, image))
+    pod = await _awaited(api, namespace, name, {"Running"}, timeout_s)
+    return str(pod["status"].get("podIP"))
+
+
 async def completed(api: Any, device: str, profile: HardwareProfile) -> HardwareProfile:
-    """Return a measured profile with the regression of the one that is stored for its type, if that is still valid."""
+    """Return a measured profile with what is stored for its type and stays valid: the regression and the links."""
     from dljob.kube.kinds import PROFILE
 
     found = await api.find(PROFILE, None, fieldSelector=f"metadata.name={profile_name(KEY, device)}")
-    return with_stored_regression(profile, device, found)
+    return with_stored_links(with_stored_regression(profile, device, found), device, found)
 
 
 async def stored(api: Any, device: str, profile: HardwareProfile) -> str:

@@ -52,7 +52,9 @@ def source(job: Mapping[str, Any], *, whole: bool) -> tuple[str, str]:
             "or copy files from its first pod with kubectl cp"
         )
     if uri := checkpoint.get("uri"):
-        last = None if whole else (status.get("lastCheckpoint") or {}).get("path")
+        saved = status.get("lastCheckpoint") or {}
+        # The path of an upload, which has a name, is that of its commit marker. Its files are in several folders.
+        last = None if whole or "name" in saved else saved.get("path")
         path = last or f"{uri.rstrip('/')}/{name}-{meta['uid']}"
         sharded = (spec.get("parallelism") or {}).get("strategy") == "Sharded"
         command = f"python -m dltrain.checkpoint.sharded.export model {MODEL}"

@@ -5,7 +5,7 @@ The queue, preemption, forecasts and ``kubectl get dljobs`` (by ``status.build``
 
 from datetime import datetime
 
-from dljob.api import ConditionStatus, DLJobStatus, Phase, Predicted
+from dljob.api import ConditionStatus, DLJobStatus, LastCheckpoint, Phase, Predicted
 from dljob.scheduling import UNKNOWN, Interval, interval
 
 OVER = Interval(0.0, 0.0, 0.0)
@@ -33,7 +33,7 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
     if run_p90_s(predicted) is None:
         return UNKNOWN
     saved, done = status.last_checkpoint, status.progress
-    left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None and done.steps else 1.0
+    left = 1.0 - min(1.0, saved_step(saved) / done.steps) if done is not None and done.steps else 1.0
     rest_s = predicted.total_seconds - predicted.fetch_seconds
     return interval(predicted.fetch_seconds + rest_s * left, _spread(predicted))
 
@@ -47,7 +47,23 @@ def left_part(status: DLJobStatus, *, running: bool) -> float:
     done, saved = status.progress, status.last_checkpoint
     if done is None or not done.steps:
         return 1.0
-    return max(0.0, 1.0 - (done.step if running else saved.step if saved is not None else 0) / done.steps)
+    return max(0.0, 1.0 - (done.step if running else saved_step(saved)) / done.steps)
+
+
+def saved_step(saved: LastCheckpoint | None) -> int:
+    """Return the step from which the training resumes; 0 without a checkpoint, and if its step is unknown."""
+    return saved.step or 0 if saved is not None else 0
+
+
+def steps_since(saved: LastCheckpoint | None, step: int, unix_s: float, step_s: float) -> float:
+    """Return the number of steps since the last checkpoint ``saved``, which a job repeats if it stops now.
+
+    ``step``: the present step, at the Unix time ``unix_s``. ``step_s``: seconds of a step. If the step of the
+    checkpoint is unknown, count the steps since its time.
+    """
+    if saved is None or saved.step is not None or step_s <= 0:
+        return max(0.0, step - saved_step(saved))
+    return min(float(step), max(0.0, unix_s - saved.time.timestamp()) / step_s)
 
 
 def slowdown(status: DLJobStatus) -> float:
@@ -101,16 +117,20 @@ def lost_s(status: DLJobStatus, now: datetime) -> float:
     """Return the seconds of training since the last checkpoint, which a job loses if it stops without a checkpoint.
 
     Return 0 for a job without a plan. If a job reports no steps, such as a script for torchrun, it may lose everything
-    since it began to run. Return the seconds since then, or 0 if it does not run.
+    since it began to run, or since its last upload. Return the seconds since then, or 0 if it does not run.
     """
     if status.plan is None:
         return 0.0
     if status.progress is None:
         began = next((c for c in status.conditions if c.type == "Running" and c.status is ConditionStatus.TRUE), None)
-        return max(0.0, (now - began.last_transition_time).total_seconds()) if began is not None else 0.0
-    saved = status.last_checkpoint.step if status.last_checkpoint is not None else 0
+        if began is None:
+            return 0.0
+        since = began.last_transition_time
+        if status.last_checkpoint is not None:
+            since = max(since, status.last_checkpoint.time)
+        return max(0.0, (now - since).total_seconds())
     step_s = status.measured.step_seconds if status.measured else status.plan.predicted.step_seconds
-    return max(0, status.progress.step - saved) * step_s
+    return steps_since(status.last_checkpoint, status.progress.step, now.timestamp(), step_s) * step_s
 
 
 def start_s(status: DLJobStatus) -> float | None:

@@ -17,7 +17,7 @@ from dljob.job.plan.structure import observed_memory, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.job.remaining import start_without_data_s
 from dljob.reconcile.desired import RunMeasurements, RunMemory
-from dljob.reconcile.failures import failure_conditions, memory_kills, storage_evictions
+from dljob.reconcile.failures import failing_uploads, failure_conditions, memory_kills, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find, previous
 
@@ -226,7 +226,7 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
 
 
 def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the conditions ReportValid, DeviceMismatch (ranks on unplanned devices) and WorldSizeRefused.
+    """Yield the conditions ReportValid, DeviceMismatch (on unplanned devices), WorldSizeRefused, CheckpointsUploaded.
 
     A job gets each of these conditions when it has the problem for the first time, and keeps it from then on.
     """
@@ -250,6 +250,7 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
         yield Verdict("WorldSizeRefused", TRUE, "WorldSizeRefused", _refusal(report, parsed))
     elif find(before, "WorldSizeRefused") is not None:
         yield Verdict("WorldSizeRefused", FALSE, "NotRefused", "the script has not failed on fewer ranks than planned")
+    yield from failing_uploads.verdicts(parsed)
 
 
 def _refusal(report: Report, parsed: ParsedJob) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import AnalysisSummary, Report, RunPhase, TargetProgress
+from dlcontract import AnalysisSummary, Report, RunPhase, TargetProgress, Upload
 from dljob.api import (
     ClassScore,
     DLJobStatus,
@@ -156,11 +156,12 @@ def _from_report(
         "eta": None,
         "remaining": None,
     }
-    saved = report.last_checkpoint or status.last_checkpoint
+    last = last_checkpoint(report, status.last_checkpoint)
+    saved_step = last.step or 0 if last is not None else 0
     if report.steps > 0 or report.step > 0:
         # A checkpoint proves that training reached its step. The report may show a lower step if it is older than the
         # checkpoint, or if an attempt is just resuming from the checkpoint.
-        step = max(report.step, saved.step if saved else 0)
+        step = max(report.step, saved_step)
         percent = None
         if report.steps > 0:  # A script may report its steps without their total number.
             step = min(step, report.steps)
@@ -181,11 +182,7 @@ def _from_report(
         changes["target"] = _target(report, report.target, accepted, done)
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
-    if report.last_checkpoint is not None:
-        mark = report.last_checkpoint
-        changes["last_checkpoint"] = LastCheckpoint(
-            step=mark.step, time=_time(mark.unix_s), path=mark.path, write_seconds=_rounded(mark.duration_s, 3)
-        )
+    changes["last_checkpoint"] = last
     if status.startup is None or status.startup.first_step_seconds is None:
         changes["startup"] = _startup(observed, status, report) or status.startup
     other_plan = accepted is not None and report.plan_number != accepted.plan.number
@@ -213,6 +210,36 @@ def _from_report(
             findings=tuple(ResultFinding(name=each.name, message=each.message) for each in out.findings) or None,
         )
     return changes
+
+
+def last_checkpoint(report: Report, before: LastCheckpoint | None) -> LastCheckpoint | None:
+    """Return the last complete checkpoint. None: there is none, such as in a bucket that someone has emptied.
+
+    ``before``: the one in the job's status, which stays if ``report`` has none.
+    """
+    if report.uploads is not None:
+        return None if report.uploads.last is None else _last_upload(report.uploads.last)
+    mark = report.last_checkpoint
+    if mark is None:
+        return before
+    return LastCheckpoint(
+        step=mark.step,
+        time=_time(mark.unix_s),
+        path=mark.path,
+        bytes=mark.nbytes,
+        write_seconds=_rounded(mark.duration_s, 3),
+    )
+
+
+def _last_upload(made: Upload) -> LastCheckpoint:
+    return LastCheckpoint(
+        step=made.step,
+        time=_time(made.unix_s),
+        path=made.path,
+        name=made.name,
+        bytes=made.nbytes,
+        write_seconds=_rounded(made.duration_s, 3),
+    )
 
 
 def _remaining(left: Interval) -> str:

@@ -66,6 +66,10 @@ def test_script_resumes_from_the_files_of_its_folder(image: str, kubectl: Kubect
     done = killed_once(kubectl, "staged", 1200)
     assert (done["status"]["progress"]["step"], done["status"]["progress"]["percent"]) == (2400, 100)
     assert resumed_from(kubectl, "staged") >= 300
+    saved = done["status"]["lastCheckpoint"]
+    assert saved["name"] == "checkpoint-2400" and saved["path"].startswith("s3://models/team-a/staged-"), saved
+    assert saved["bytes"] > 0 and saved["writeSeconds"] > 0 and 0 < saved.get("step", 1) <= 2400, saved
+    assert done["status"]["result"]["checkpoint"] == saved["path"], done["status"]
     assert not kubectl.list("persistentvolumeclaims")
 
 

@@ -18,9 +18,11 @@ Json = dict[str, Any]
 NAMESPACE, UID = "team-a", "0c8ad8a4"
 
 
-def stored_in_s3(last: str | None = None) -> Json:
+def stored_in_s3(last: str | None = None, name: str | None = None) -> Json:
+    """Return a job whose last checkpoint has the path ``last``. ``name``: that of an upload of a script's folder."""
     found = job()
-    status = {**found["status"], "lastCheckpoint": {"path": last}} if last else found["status"]
+    saved = {"path": last} | ({"name": name} if name else {})
+    status = {**found["status"], "lastCheckpoint": saved} if last else found["status"]
     return {**found, "spec": {**found["spec"], "checkpoint": {"uri": "s3://models/a"}}, "status": status}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dlcontract.hardware import DiskRate, HardwareMeasure, LinkRate, MeasuredStructures, MemoryRate, TimedStep
+from dlcontract.hardware import MeasuredStructures
 from dlcontract.structures import structures
 from dljob.calibrate.hardware import workload_of
 from dljob.calibrate.learned import Learned
@@ -29,91 +29,13 @@ from dljob.perf.step.compute import catalogue_curve
 from dljob.render.helpers.probe import ProbeImage, peer_pod, probe_pod
 from support.planner_questions import view
 from support.servers.fake_api import FakeApi
+from support.servers.probed_cluster import MEASURE, Kubelet, cluster, node
 
-MEASURE = HardwareMeasure(
-    device="A Processor",
-    cores=4,
-    node_cores=4,
-    steps=(TimedStep(net="conv", batch=24, s=0.05), TimedStep(net="wide-dense", batch=128, s=0.05)),
-    memory=(MemoryRate(Bps=9e9), MemoryRate(cores=4, Bps=2e10)),
-    disk=DiskRate(read_Bps=2e9, write_Bps=1e9, direct=True),
-    near=LinkRate(latency_s=1e-6, Bps=4e9),
-    background_cores=0.31,
-    notes=("a note",),
-)
 A100 = "NVIDIA-A100-SXM4-40GB"
 GPUS = {"count": 2, "cpu": 64, "device": A100, "devices": 8}
 TWO = view({"count": 2, "cpu": 4, "device": "plain"}, GPUS)
 ONE_HOST = view({"count": 2, "cpu": 4, "device": "plain", "machine": "host-1"}, GPUS)
 KNOWN = {(KEY, "plain"): Learned(hardware=Hardware())}
-
-
-class Kubelet(FakeApi):
-    """An API server whose pods run at once, and end with ``message``."""
-
-    def __init__(self, message: str, phase: str = "Succeeded") -> None:
-        super().__init__()
-        self.message, self.phase, self.created = message, phase, list[str]()
-
-    async def create(self, kind: Any, body: Any) -> Any:
-        self.created.append(body["metadata"]["name"])
-        return await super().create(kind, body)
-
-    async def get(self, kind: Any, namespace: str | None, name: str) -> Any:
-        found = await super().get(kind, namespace, name)
-        if kind is POD and "peer" in name:
-            return found | {"status": {"phase": "Running", "podIP": "10.0.0.7"}}
-        ended = {"message": self.message, "exitCode": int(self.phase == "Failed")}
-        statuses = [{"name": "probe", "state": {"terminated": ended}}]
-        return found | {"status": {"phase": self.phase, "containerStatuses": statuses}} if kind is POD else found
-
-    async def apply(self, kind: Any, body: Any, subresource: str = "", **options: Any) -> Any:
-        if subresource:  # A server-side apply removes fields that it lacks.
-            self.objects[kind.plural, "", body["metadata"]["name"]].pop("status", None)
-        return await super().apply(kind, body, subresource, **options)
-
-    async def find(self, kind: Any, namespace: str | None, **_: str) -> Any:
-        return await super().find(kind, namespace)  # the fake has no selectors of fields that differ
-
-    @property
-    def pods(self) -> list[str]:
-        return [name for plural, _, name in self.objects if plural == "pods" and name.startswith("dljob-probe")]
-
-
-def node(name: str, device: str = "plain", cpu: str = "4") -> dict[str, Any]:
-    size = {"cpu": cpu, "memory": "16Gi", "pods": "110"}
-    status = {"allocatable": size, "capacity": size, "conditions": [{"type": "Ready", "status": "True"}]}
-    labels = {"dljob.dev/device": device, "kubernetes.io/hostname": name}
-    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
-
-
-OPERATOR = {
-    "metadata": {"namespace": "dljob-system", "name": "operator-1", "labels": {"app.kubernetes.io/name": "dljob"}},
-    "spec": {
-        "containers": [
-            {
-                "name": "operator",
-                "env": [
-                    {"name": "DLJOB_WATCH_NAMESPACES", "value": ""},
-                    {"name": "DLJOB_TRAINER_IMAGE", "value": "example.org/trainer:1"},
-                    {"name": "DLJOB_JOB_DEFAULTS", "value": '{"trainer": {"imagePullSecrets": ["pull"]}}'},
-                ],
-            }
-        ]
-    },
-}
-
-
-def cluster(message: str, phase: str = "Succeeded") -> Kubelet:
-    api = Kubelet(message, phase)
-
-    async def fill() -> None:
-        for name in ("a", "b"):
-            await FakeApi.create(api, NODE, node(name))
-        await FakeApi.create(api, POD, OPERATOR)
-
-    asyncio.run(fill())
-    return api
 
 
 def given(*arguments: str) -> argparse.Namespace:
@@ -233,9 +155,9 @@ class TestInCluster:
     def test_a_class_is_measured_stored_and_shown_and_the_pods_are_deleted(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        api = cluster(MEASURE.to_json())
+        api = cluster(MEASURE.model_copy(update={"far": MEASURE.near}).to_json())
         assert asyncio.run(probe._in_cluster(api, given("--link"))) == 0
-        assert len(api.created) == 2
+        assert len(api.started) == 2
         assert not api.pods
         (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
         assert profile["spec"] == {"model": "hardware", "device": "plain"}
@@ -245,7 +167,7 @@ class TestInCluster:
         assert profile["metadata"]["name"] in out
         # The next call leaves the class out.
         assert asyncio.run(probe._in_cluster(api, given())) == 0
-        assert len(api.created) == 2
+        assert len(api.started) == 2
         assert "measured before" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -275,7 +197,7 @@ class TestInCluster:
             asyncio.run(FakeApi.create(api, POD, body))
         assert asyncio.run(probe._in_cluster(api, given())) == 1
         assert "pods of jobs run" in capsys.readouterr().err
-        assert not api.created
+        assert not api.started
 
     def test_a_pod_that_does_not_start_is_deleted_after_the_limit(self) -> None:
         api = cluster("", phase="Pending")
@@ -307,7 +229,7 @@ class TestStructures:
         api = cluster(self.FULL.to_json())
         assert asyncio.run(probe._in_cluster(api, given())) == 0
         assert asyncio.run(probe._in_cluster(api, given("--structures", "30"))) == 0
-        assert len(api.created) == 2
+        assert len(api.started) == 2
         (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
         assert profile["status"]["hardware"]["regression"]["networks"] == 30
         out = capsys.readouterr().out
@@ -326,7 +248,7 @@ class TestStructures:
         assert asyncio.run(probe._in_cluster(api, given("--structures", "30"))) == 0
         api.message = MEASURE.model_copy(update=changed).to_json()
         assert asyncio.run(probe._in_cluster(api, given("--device", "plain"))) == 0
-        assert len(api.created) == 2
+        assert len(api.started) == 2
         (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
         assert (profile["status"]["hardware"].get("regression") or {}).get("networks") == networks
 

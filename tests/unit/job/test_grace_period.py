@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from dlcontract import CheckpointMark
+from dljob.api import LastCheckpoint
 from dljob.job.observed import Observed
-from dljob.job.plan.grace import MARGIN, MAX_RAISED_S, REST_S
+from dljob.job.plan.grace import MARGIN, MAX_RAISED_S, REST_S, measured_write_s
 from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
 from dljob.reconcile import reconcile
 from dljob.status import find
@@ -116,6 +117,15 @@ def test_measured_time_changes_no_running_pod() -> None:
 def test_next_plan_follows_the_measured_time() -> None:
     job = changed(running(observed(), written_s=100), optimizer={"learningRate": 0.01})
     assert planned(replace(job, view=BIG_NODES)).plan.grace_s >= MARGIN * 100
+
+
+@pytest.mark.parametrize(("name", "written_s", "counted"), [(None, 1, True), ("c", 1, False), ("c", 100, True)])
+def test_short_upload_of_a_script_may_have_been_only_a_few_files(
+    name: str | None, written_s: float, counted: bool
+) -> None:
+    saved = LastCheckpoint(time=NOW, name=name, write_seconds=written_s)
+    assert measured_write_s(saved, 40.0) == (written_s if counted else None)
+    assert measured_write_s(None, 40.0) is measured_write_s(LastCheckpoint(time=NOW, name=name), 40.0) is None
 
 
 def test_grace_period_of_the_same_spec_is_not_lowered() -> None:

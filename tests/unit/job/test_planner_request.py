@@ -1,5 +1,6 @@
 """Tests of the translation of a DLJob into a planner request, and of a decision into status and trainer plan."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -381,7 +382,10 @@ def test_status_contains_the_plan_and_other_candidates() -> None:
     assert [c.chosen for c in status.candidates] == [True, *[False] * (len(status.candidates) - 1)]
     assert {r.summary for r in status.rejected} == {r.summary for r in decision.refusals}
     assert status.predicted.step_seconds < status.predicted.step_seconds_p90
-    assert status.predicted.bottleneck
+    assert status.predicted.bottleneck and status.links == decision.links and "between nodes" in str(status.links)
+    long = plan_status(spec(), replace(decision, links="n" * 5000), 4, "abc")
+    assert PlanStatus.model_validate(long.manifest()) == long, "names of device types do not make it invalid"
+    assert plan_status(spec(), replace(decision, links=None), 4, "abc").links is None
     for figure in (status.predicted.step_seconds, status.predicted.total_seconds, status.predicted.samples_per_second):
         assert figure == float(f"{figure:.4g}"), "the table has a column of limited width"
     assert PlanStatus.model_validate(status.manifest()) == status

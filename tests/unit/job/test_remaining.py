@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dljob.api import Condition, ConditionStatus, DLJobStatus
-from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time, start_s, start_without_data_s
+from dljob.api import Condition, ConditionStatus, DLJobStatus, LastCheckpoint
+from dljob.job.remaining import left_part, lost_s, remaining_p90_s, run_p90_s, run_time, start_s, start_without_data_s
 from dljob.scheduling import UNKNOWN
 
 
@@ -99,3 +99,19 @@ def test_job_that_reports_no_steps_may_lose_all_time_since_it_started() -> None:
     assert lost_s(silent, began - timedelta(seconds=1)) == 0.0, "clocks differ"
     assert lost_s(status(), began) == 0.0, "it does not run"
     assert lost_s(status(step=3), began) == 30.0
+
+
+def test_upload_of_a_script_limits_what_is_lost() -> None:
+    began = datetime(2026, 11, 23, 6, 0, tzinfo=UTC)
+    running = Condition(type="Running", status=ConditionStatus.TRUE, reason="Running", last_transition_time=began)
+    saved = LastCheckpoint(time=began + timedelta(hours=1), name="checkpoint")
+    silent = status().model_copy(update={"conditions": (running,), "last_checkpoint": saved})
+    assert lost_s(silent, began + timedelta(hours=2)) == 3600.0
+    early = silent.model_copy(update={"last_checkpoint": saved.model_copy(update={"time": began - timedelta(hours=9)})})
+    assert lost_s(early, began + timedelta(hours=2)) == 7200.0, "an earlier run has written it"
+    reports = status(step=60).model_copy(update={"last_checkpoint": saved})
+    assert lost_s(reports, saved.time + timedelta(seconds=200)) == 200.0, "its step is unknown, its time is not"
+    assert lost_s(reports, saved.time + timedelta(hours=9)) == 600.0, "at most all steps"
+    known = reports.model_copy(update={"last_checkpoint": saved.model_copy(update={"step": 50})})
+    assert lost_s(known, saved.time + timedelta(hours=9)) == 100.0
+    assert left_part(reports, running=False) == 1.0 and left_part(known, running=False) == 0.5

@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlcontract import RankMeasure, Record, RunPhase
+from dlcontract import RankMeasure, Record, RunPhase, Uploads
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
 from dltrain.protocol.rank_messages import Checkpointed, Chosen, Compared, Evaluated, Logged, Probed, Step
@@ -303,12 +303,53 @@ def _job_metrics(ledger: Ledger) -> Iterator[Metric]:
     failures = CounterMetricFamily(f"{PREFIX}failures", "Failures that count towards spec.runPolicy.backoffLimit.")
     failures.add_metric([], ledger.failures)
     yield failures
+    yield from _upload_metrics(ledger)
     mismatches = len(ledger.mismatches())
     yield _single(
         "device_mismatches",
         "Ranks on a different device than planned. Their measurements are not used in profiles.",
         mismatches,
     )
+
+
+def _upload_metrics(ledger: Ledger) -> Iterator[Metric]:
+    """Yield the metrics of a script whose checkpoint folder is uploaded. Those of other jobs have no values."""
+    uploads = ledger.uploads.uploads
+    made = uploads or Uploads()
+    for name, text, value in (
+        ("uploads", "Commits of the script's checkpoint folder to the object store.", made.count),
+        (
+            "upload_failures",
+            "Attempts to upload the checkpoint folder that failed. If it rises, see the condition CheckpointsUploaded.",
+            made.failures,
+        ),
+        (
+            "upload_seconds",
+            "Seconds of all uploads, each from its start to the commit. Divided by uploads_total, it must be less than "
+            "the time between two checkpoints of the script.",
+            made.seconds,
+        ),
+        ("upload_bytes", "Bytes of new files in all commits. Unchanged files are not sent again.", made.nbytes),
+    ):
+        family = CounterMetricFamily(PREFIX + name, text)
+        if uploads is not None:
+            family.add_metric([], value)
+        yield family
+    latest_unix_s = made.last.unix_s if made.last is not None else ledger.startup.launched_unix_s
+    for name, text, latest in (
+        (
+            "upload_timestamp_seconds",
+            "Time of the last commit of the script's checkpoint folder; before the first one, time of the first launch "
+            "of the ranks. A failure loses all training since then. If it is old, see the condition "
+            "CheckpointsUploaded.",
+            latest_unix_s if uploads is not None else None,
+        ),
+        ("upload_size_bytes", "Size of all files of the last commit.", made.last.nbytes if made.last else None),
+    ):
+        gauge = GaugeMetricFamily(PREFIX + name, text)
+        if latest is not None:
+            gauge.add_metric([], latest)
+        yield gauge
 
 
 def _gauge(name: str, text: str, values: Mapping[int, float | None]) -> Metric:

@@ -98,7 +98,9 @@ class Writer:
             self._error = error
             return
         duration_s = time.perf_counter() - began
-        self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path), duration_s=duration_s)
+        self.last = CheckpointMark(
+            step=snapshot.step, unix_s=time.time(), path=str(path), duration_s=duration_s, nbytes=nbytes
+        )
         self._durations_s.append(stall_s + duration_s)
         cost_s = stall_s + time.thread_time() - cpu_began  # Training loses this thread's CPU time.
         next_s = self._on_cost(cost_s) if self._on_cost is not None else None

@@ -181,6 +181,10 @@ class CommitLog:
         unnamed = [key for key in self.store.list(DATA) if key not in named and self._is_mine(key)]
         self.store.delete(key for key in unnamed if not spared(key))
 
+    def uri(self, entry: Entry) -> str:
+        """Return the URI of ``entry``."""
+        return self.store.path(_key(entry.sequence))
+
     def abort_uploads(self) -> None:
         """Abort incomplete uploads of earlier runs. Raise OSError."""
         self.store.abort_uploads(DATA, lambda key: self._is_mine(key) and not key.startswith(f"{DATA}{self.run}/"))

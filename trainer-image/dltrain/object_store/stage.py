@@ -25,6 +25,7 @@ from dlcontract import Plan
 from dltrain.object_store.client import FIELD, ObjectStore
 from dltrain.object_store.commit_log import CommitLog, DamagedError
 from dltrain.object_store.content import Changes
+from dltrain.object_store.notices import UploadNotices
 from dltrain.object_store.parts import ATTEMPTS, Part, PartExchange, try_to_delete
 from dltrain.object_store.reading import opening_error, tell
 from dltrain.object_store.staged_folder import ChangedError, StagedFolder
@@ -34,6 +35,7 @@ from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXI
 from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
 CHOICE_POLL_S = 0.5
+RESTARTS = "The ranks restart from the last commit"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,18 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pod", default="", help="name of this pod")
     parser.add_argument("--ended", type=float, help="Unix time at which the previous ranks ended, if it is known")
     parser.add_argument("--killed", action="store_true", help="a rank of this pod has not exited with code 0")
+    parser.add_argument("--notices", type=int, metavar="FD", help="descriptor of the pipe for messages to the agent")
     options = parser.parse_args(arguments)
     plan = Plan.parse(options.plan.read_bytes(), ignore_unknown=True)
+    notices = UploadNotices(options.notices if options.pod == plan.pods[0] else None)
     try:
         match options.mode:
             case "term":
                 print(f"term {staged_folder(plan).log.highest_term()}")  # noqa: T201
             case "restore":
-                restore(plan, options.attempt, options.pod, options.ended)
+                restore(plan, options.attempt, options.pod, options.ended, notices)
             case "watch":
-                _watch_until_signal(staged_work(plan, options.attempt, options.pod))
+                _watch_until_signal(staged_work(plan, options.attempt, options.pod, notices))
             case _:
-                upload(staged_work(plan, options.attempt, options.pod), exited=not options.killed)
+                upload(staged_work(plan, options.attempt, options.pod, notices), exited=not options.killed)
     except BadInputError as error:
         tell(str(error))
         return EXIT_BAD_INPUT
@@ -66,33 +70,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return EXIT_NOT_FETCHED
     except (OSError, ChangedError, DamagedError) as error:
-        tell(str(CheckpointError(checkpoint_place(plan), error, FIELD)))
+        place = checkpoint_place(plan)
+        tell(str(CheckpointError(place, error, FIELD)))
+        if options.mode in ("watch", "upload"):
+            notices.upload_failed(str(place), getattr(error, "strerror", None) or str(error), RESTARTS)
         return EXIT_NOT_FETCHED
     return EXIT_OK
 
 
-def staged_folder(plan: Plan) -> StagedFolder:
-    """Return the checkpoint folder of the plan's script. Raise BadInputError if no client can be created."""
+def staged_folder(plan: Plan, notices: UploadNotices | None = None) -> StagedFolder:
+    """Return the checkpoint folder of the plan's script. Raise BadInputError if no client can be created.
+
+    ``notices``: tells the agent about uploads; None: it is not told.
+    """
     log = CommitLog(ObjectStore(checkpoint_place(plan)), plan.term)
-    return StagedFolder(job_directory(plan), log, plan.checkpoint.keep, has_parts=len(plan.pods) > 1)
+    has_parts = len(plan.pods) > 1
+    return StagedFolder(job_directory(plan), log, plan.checkpoint.keep, has_parts=has_parts, notices=notices)
 
 
-def staged_work(plan: Plan, attempt: str, pod: str) -> Work:
-    """Return the part of ``pod`` in uploading checkpoints. Raise BadInputError if no client can be created."""
-    folder = staged_folder(plan)
+def staged_work(plan: Plan, attempt: str, pod: str, notices: UploadNotices | None = None) -> Work:
+    """Return the part of ``pod`` in uploading checkpoints. Raise BadInputError if no client can be created.
+
+    ``notices``: tells the agent about uploads; None: it is not told.
+    """
+    folder = staged_folder(plan, notices)
     exchange = PartExchange(folder.log.store, attempt)
     if len(plan.pods) == 1:
         return Alone(folder)
     return Leading(folder, exchange, plan.pods) if pod == plan.pods[0] else Following(folder, exchange, pod)
 
 
-def restore(plan: Plan, attempt: str, pod: str, ended_unix_s: float | None) -> None:
+def restore(
+    plan: Plan, attempt: str, pod: str, ended_unix_s: float | None, notices: UploadNotices | None = None
+) -> None:
     """Make the folder of ``pod`` equal to the commit with which the ranks of ``attempt`` continue.
 
     The pod of rank 0 chooses the commit for all pods. ``ended_unix_s``: Unix time at which the previous ranks ended;
-    None: unknown. Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
+    None: unknown. ``notices``: tells the agent about the commit; None: it is not told. Raise BadInputError,
+    FencedError, CheckpointError, CheckpointVolumeError, OSError.
     """
-    folder = staged_folder(plan)
+    folder = staged_folder(plan, notices)
     store, choice = folder.log.store, f"{ATTEMPTS}{attempt}.json"
     if pod == plan.pods[0]:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dltrain.object_store.commit_log import CommitLog, DamagedError, Entry, StoredFile
 from dltrain.object_store.content import Content, Seen, is_log, without_logs
+from dltrain.object_store.notices import UploadNotices
 from dltrain.object_store.reading import LogReader, fetch, tell
 
 KIND = "folder"
@@ -51,16 +52,21 @@ class StagedFolder:
     """The folder ``folder`` and its commits in the log. ``keep``: number of commits to keep.
 
     The file ``note`` beside the folder says from which commit the content of the folder comes. ``has_parts``: True if
-    each pod of the job has such a folder with its part of a checkpoint.
+    each pod of the job has such a folder with its part of a checkpoint. ``notices``: tells the agent about uploads.
     """
 
-    def __init__(self, folder: Path, log: CommitLog, keep: int, *, has_parts: bool = False) -> None:
+    def __init__(
+        self, folder: Path, log: CommitLog, keep: int, *, has_parts: bool = False, notices: UploadNotices | None = None
+    ) -> None:
         self.folder, self.log, self.keep, self.has_parts = folder, log, keep, has_parts
+        self.notices = notices or UploadNotices()
         self._note = folder.with_name(f".{folder.name}.json")
         self._reader = LogReader(log, KIND)
         self._base: Entry | None = None
         """The commit from which the content of the folder comes, or to which it was uploaded last."""
         self._uploads = 0
+        self._committed_here = False
+        """True if this process has committed the content of the folder."""
 
     @property
     def committed(self) -> dict[str, Seen]:
@@ -112,6 +118,8 @@ class StagedFolder:
         if self._base is not None and without_logs(self.committed) != without_logs(scan(self.folder)):
             self.upload(final=True)
         self._write_note()
+        if not self._committed_here:
+            self.notices.resumes(self.log, self._base)
         return 0 if self._base is None else self._base.sequence
 
     def _reusable(self, entry: Entry, note: Mapping[str, Any], here: Mapping[str, Seen], ended_unix_s: float) -> int:
@@ -224,11 +232,14 @@ class StagedFolder:
         another run has taken over, and OSError if the upload fails. The last commit then stays valid.
         """
         select = dict if final else without_logs
+        began_s, before = time.monotonic(), self.content
         if select(scan(self.folder)) == select(self.committed):
             return None
-        content = self.upload_content(self.content, without_logs(scan(self.folder)))
+        content = self.upload_content(before, without_logs(scan(self.folder)))
         self._base = self.log.commit(KIND, content.files, content.about)
+        self._committed_here = True
         self._write_note()
+        self.notices.committed(self.log, self._base, before, time.monotonic() - began_s)
         self._reader.prune(self.keep)
         return self._base
 

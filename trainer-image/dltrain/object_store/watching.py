@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from dltrain.object_store.commit_log import Entry
+from dlcontract import reasons
 from dltrain.object_store.content import Changes, Content, Seen, union, without_logs
 from dltrain.object_store.parts import End, Part, PartExchange, Round, confirmed
 from dltrain.object_store.reading import tell
@@ -24,6 +24,7 @@ AGAIN_S = 15.0
 """Seconds between two attempts to upload the folder while the store returns errors."""
 GIVE_UP_S = 300.0
 """Seconds for which uploads may fail before the ranks are restarted, which shows the error in the job's status."""
+TRIES_AGAIN = f"The agent tries again every {AGAIN_S:g} s. After {GIVE_UP_S / 60:g} minutes, the ranks restart"
 UNSETTLED_S = 60.0
 """Seconds without an upload of a folder that changes all the time, after which a warning names the reason."""
 LATE_S = 20.0
@@ -70,7 +71,7 @@ class Alone:
     def settled(self, state: Mapping[str, Seen]) -> None:
         committed = self.folder.committed
         if state != without_logs(committed) and not is_emptied(committed, state):
-            self._upload()
+            self.folder.upload()
 
     def finish(self, *, exited: bool) -> None:
         lacks_files = is_emptied(self.folder.committed, scan(self.folder.folder)) and not exited
@@ -80,13 +81,7 @@ class Alone:
                 f"{SETTLE_S:g} s after they had written or deleted files, or had deleted all files"
             )
         else:
-            self._upload(final=True)
-
-    def _upload(self, *, final: bool = False) -> None:
-        began_s = time.monotonic()
-        entry = self.folder.upload(final=final)
-        if entry is not None:
-            tell_uploaded(self.folder, entry, began_s)
+            self.folder.upload(final=True)
 
 
 class Following:
@@ -198,6 +193,7 @@ class Leading:
         before, now = self._committed.seen, content.seen
         if without_logs(now) == without_logs(before) or is_emptied(before, now):
             self._begun, self._pending_s = None, None
+            self.folder.notices.solved(reasons.PARTS_MISSING)
             return
         if self._pending_s is None:
             self._pending_s, self._warn_s = now_s, now_s + UNSETTLED_S
@@ -208,15 +204,19 @@ class Leading:
         late = [pod for pod, part in parts.items() if is_old or not part.had_at(self._number)]
         late += self._late(changes, now_s)
         if not late:
-            self._commit(content, writers, changes, parts)
+            self._commit(content, writers, changes, parts, self._pending_s)
         elif not is_old and now_s >= self._warn_s:
             self._warn_s = float("inf")
-            tell(
+            text = (
                 f"a checkpoint waits for the folders of the pods {', '.join(sorted(set(late)))}: expected no change in "
                 f"them for {SETTLE_S:g} s. Until then, it is not complete"
             )
+            tell(text)
+            text = f"{text}. Look at the lines [checkpoints] in their logs"
+            self.folder.notices.problem(reason=reasons.PARTS_MISSING, message=text)
 
     def finish(self, *, exited: bool) -> None:
+        began_s = time.monotonic() if self._pending_s is None else self._pending_s
         end = end_of(self.folder, self._content, exited)
         self._content = self.folder.upload_content(self._content, without_logs(scan(self.folder.folder)))
         self._exchange.announce(Round(self._number, ended=True))
@@ -235,7 +235,7 @@ class Leading:
             torn += self._late(changes, time.monotonic())
             torn += self._pods[:1] if is_emptied(self._committed.seen, content.seen) else []
         if content.seen != self._committed.seen and not torn:
-            self._commit(content, writers, changes, parts)
+            self._commit(content, writers, changes, parts, began_s)
         elif torn and without_logs(content.seen) != without_logs(self._committed.seen):
             killed = ", ".join(dict.fromkeys(torn))
             tell(
@@ -309,17 +309,21 @@ class Leading:
         self._begun = state
 
     def _commit(
-        self, content: Content, writers: dict[str, str], changes: dict[str, Changes], parts: Mapping[str, Part]
+        self,
+        content: Content,
+        writers: dict[str, str],
+        changes: dict[str, Changes],
+        parts: Mapping[str, Part],
+        began_s: float,
     ) -> None:
-        began_s = time.monotonic()
         runs = [part.run for part in parts.values()]
         entry = self.folder.commit(content, writers, runs, lambda key: any(part.needs(key) for part in parts.values()))
         if not self._at_commit:
             self._writers = {writers.get(path, self._pods[0]) for path in content.seen}
         self._writers |= {pod for pod, each in changes.items() if each.written.seen}
+        self.folder.notices.committed(self.folder.log, entry, self._committed, time.monotonic() - began_s)
         self._committed, self._at_commit = content, changes
         self._begun, self._pending_s = None, None
-        tell_uploaded(self.folder, entry, began_s)
 
 
 def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda: True) -> None:
@@ -341,14 +345,17 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
             last, changed_s = now, now_s
             if now_s - settled_s > UNSETTLED_S and not warned:
                 warned = True
-                tell(
-                    f"{folder.folder}: found changes all the time, last in {differing}; expected no change for "
+                text = (
+                    f"{folder.folder}: found changes all the time, last in {differing:.200}; expected no change for "
                     f"{SETTLE_S:g} s. Write logs elsewhere, or name them *.log: until then, nothing is uploaded"
                 )
+                tell(text)
+                folder.notices.problem(reason=reasons.FOLDER_CHANGES, message=text)
         elif now_s - changed_s >= SETTLE_S and now_s >= again_s:
             try:
                 work.settled(now)
                 settled_s, failing_s = time.monotonic(), None
+                folder.notices.solved(reasons.UPLOAD_FAILED, reasons.FOLDER_CHANGES)
             except ChangedError:
                 changed_s = time.monotonic()
             except OSError as error:
@@ -356,7 +363,9 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
                 if time.monotonic() - failing_s > GIVE_UP_S:
                     raise
                 again_s = time.monotonic() + AGAIN_S
-                tell(f"cannot upload the checkpoints ({error.strerror or error}); trying again in {AGAIN_S:g} s")
+                found = str(error.strerror or error)
+                tell(f"cannot upload the checkpoints ({found}); trying again in {AGAIN_S:g} s")
+                folder.notices.upload_failed(folder.log.store.uri, found, TRIES_AGAIN)
     finish(work, exited=exited())
 
 
@@ -384,9 +393,3 @@ def end_of(folder: StagedFolder, uploaded: Content, exited: bool) -> End:
     if exited:
         return End.EXITED
     return End.KILLED if folder.newest_change_s(uploaded.seen) <= time.time() - SETTLE_S else End.INTERRUPTED
-
-
-def tell_uploaded(folder: StagedFolder, entry: Entry, began_s: float) -> None:
-    mb = sum(file.nbytes for file in entry.files.values()) / 1e6
-    seconds = time.monotonic() - began_s
-    tell(f"uploaded {len(entry.files)} files, {mb:.1f} MB in all, to {folder.log.store.uri} in {seconds:.1f} s")

@@ -28,6 +28,7 @@ from dltrain.protocol.rank_variables import MEMORY_ENV as MEMORY_ENV
 from dltrain.protocol.rank_variables import PLAN_ENV as PLAN_ENV
 from dltrain.protocol.rank_variables import SOCKET_ENV as SOCKET_ENV
 from dltrain.protocol.rank_variables import WHERE as WHERE
+from dltrain.protocol.upload_messages import NotUploaded, Uploaded
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
@@ -372,7 +373,7 @@ class Stop(Record):
 
 RankMessage = Annotated[
     Hello | Mark | Probed | Chosen | Step | Evaluated | Logged | Analyzed | Compared | Checkpointed | CheckpointSkipped
-    | Resharded | Shrunk | Busy | Working | Observed | Failed | Finished,
+    | Resharded | Shrunk | Busy | Working | Observed | Failed | Finished | Uploaded | NotUploaded,
     Field(discriminator="type"),
 ]  # fmt: skip
 rank_message_adapter: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)

@@ -42,6 +42,7 @@ from dltrain.protocol.rank_messages import (
     Stop,
     Working,
 )
+from dltrain.protocol.upload_messages import NotUploaded, Uploaded
 
 ACTIVITY_INTERVAL_S = 1.0
 """Interval in seconds at which a rank that sends nothing else says what it works on."""
@@ -204,3 +205,5 @@ def describe(message: RankMessage) -> str:
             return ""
         case Failed() | CheckpointSkipped() | Observed():
             return ""  # Ranks print failures and skipped checkpoints themselves, with or without an agent.
+        case Uploaded() | NotUploaded():
+            return ""  # The process that uploads sends and prints them.

@@ -40,7 +40,9 @@ from dltrain.protocol.rank_messages import (
     Shrunk,
     Step,
 )
+from dltrain.protocol.upload_messages import NotUploaded, Uploaded
 from dltrain.record.hang_detection import HANG_MIN_S, HangDetector
+from dltrain.record.upload_record import UploadRecord
 
 MAX_MEASURES = 1024
 """Maximum number of ranks whose measurements are in the report. A rank takes up to 370 bytes, and the operator reads at
@@ -113,6 +115,7 @@ class Ledger:
         self._evaluated: Evaluated | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoint: CheckpointMark | None = None
+        self.uploads = UploadRecord()
         self._measures: dict[int, RankMeasure] = {}
         self._found: dict[int, str] = {}
         self._probes: dict[tuple[str, int], ProbePoint] = {}
@@ -139,7 +142,7 @@ class Ledger:
         self.energy = previous.energy
         self._metrics = dict(previous.metrics)
         self.startup = previous.startup
-        self._checkpoint = previous.last_checkpoint
+        self._checkpoint, self.uploads = previous.last_checkpoint, UploadRecord(previous.uploads)
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
         self._structure = previous.structure
@@ -197,6 +200,8 @@ class Ledger:
         if isinstance(message, Observed):  # It is not a progress update, so silence after it is no hang.
             transition, self._structure = self._structure is None, message.structure
             return transition
+        if isinstance(message, (Uploaded, NotUploaded)):  # The process that uploads sends it, not the rank.
+            return self.uploads.record(message)
         transition = False
         self._hangs.record(message, now_s)
         match message:
@@ -215,6 +220,7 @@ class Ledger:
                     transition = self._world_size == 0  # The first update of an attempt.
                     self._world_size = message.world_size
                     self._step = message
+                    self.uploads.stepped(message.step, now_s)
             case Evaluated() if message.rank == self.leader or message.rank not in self._reporting:
                 self._evaluated = message
             case Logged() if message.rank == self.leader:
@@ -342,6 +348,7 @@ class Ledger:
             failures=self.failures,
             failure=self.failure,
             last_checkpoint=self._checkpoint,
+            uploads=self.uploads.uploads,
             steps_repeated=self.steps_repeated,
             checkpoints_skipped=self.checkpoints_skipped,
             startup=self.startup,

@@ -38,8 +38,8 @@ class Condition(ApiModel):
 
     Types in use: Accepted, DataInspected, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady,
     Running, Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, WorldSizeRefused,
-    ReportValid, ProgressReported, DeadlineFeasible, DeadlineAtRisk, StorageExceeded, MemoryExceeded, PlanEdited,
-    Complete, Failed.
+    ReportValid, ProgressReported, DeadlineFeasible, DeadlineAtRisk, StorageExceeded, MemoryExceeded,
+    CheckpointsUploaded, PlanEdited, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]

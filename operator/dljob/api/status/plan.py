@@ -263,6 +263,15 @@ class PlanStatus(ApiModel):
             "if they may run on any node.",
         ),
     ] = None
+    links: Annotated[
+        str | None,
+        Field(
+            max_length=512,
+            description="The slowest links between the ranks that the prediction counts on: bandwidth, latency, and "
+            "where they come from (measured, an annotation, a data sheet, or assumed). Unset for one rank, and if the "
+            "model is split over ranks.",
+        ),
+    ] = None
     defaults: Annotated[
         tuple[str, ...] | None,
         Field(

@@ -81,10 +81,44 @@ class TargetStatus(ApiModel):
 
 
 class LastCheckpoint(ApiModel):
-    step: Annotated[int, Field(ge=0)]
-    time: datetime
-    path: str = ""
-    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that writing the checkpoint took.")] = None
+    """The last complete checkpoint, from which the ranks resume after a fault.
+
+    For a script whose folder is uploaded to an object store, it is the last committed upload.
+    """
+
+    step: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Of an upload: the last step that the script had reported when it wrote the first file of the "
+            "checkpoint. Unset: unknown, such as without reports of the script.",
+        ),
+    ] = None
+    time: Annotated[datetime, Field(description="When it was complete. Of an upload: when it was committed.")]
+    path: Annotated[
+        str,
+        Field(
+            description="Folder on the volume or in the object store. Of an upload: its commit marker, which lists all "
+            "files."
+        ),
+    ] = ""
+    name: Annotated[
+        str | None,
+        Field(
+            max_length=253,
+            description="Of an upload: the folder or file in DLJOB_CHECKPOINT_DIR that has changed last, such as "
+            "checkpoint-500. Unset for checkpoints of dltrain.",
+        ),
+    ] = None
+    bytes: Annotated[int | None, Field(ge=0, description="Size of all its files. Unset if unknown.")] = None
+    write_seconds: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Seconds that writing the checkpoint took. Of an upload: seconds until the commit. Unset if "
+            "unknown.",
+        ),
+    ] = None
 
 
 class Startup(ApiModel):

@@ -3,7 +3,8 @@
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +17,14 @@ from dlcontract.structures import MIN_STRUCTURES
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
 from dljob.cli import probe_pods, remote, seconds
-from dljob.cli.hardware_tables import hardware_table
+from dljob.cli.hardware_tables import hardware_table, link_table
 from dljob.client import operator_pods, preview
 from dljob.client.errors import BadInputError
+from dljob.cluster import ClusterView
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_body, hardware_of, hardware_profile
-from dljob.job.probes.targets import probe_targets
+from dljob.job.probes.links import links_to_measure
+from dljob.job.probes.targets import is_annotated, link_target, probe_targets
 from dljob.render.helpers.probe import ProbeImage, with_defaults
 
 LOCAL_LIMIT_S, STRUCTURES_LIMIT_S = 180.0, 480.0
@@ -42,7 +45,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--device", metavar="TYPE", action="append", default=[], help="only this type, also if it was measured before"
     )
     command.add_argument("--node", metavar="NODE", help="measure on this node")
-    command.add_argument("--link", action="store_true", help="also measure the network between two nodes of a type")
+    command.add_argument(
+        "--link",
+        action="store_true",
+        help="also measure the network between two nodes of each type, and between nodes of two types of a kind",
+    )
     command.add_argument(
         "--structures",
         metavar="N",
@@ -182,7 +189,54 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         _show(target.device, complete)
         print(f"  stored as dlprofile/{name}", flush=True)
         failed += _lacks_regression(target.device, profile, given.structures)
+    if given.link:
+        nodes = frozenset(name for name in busy if name)
+        devices = [node.device for node in view.nodes if node.name == given.node] or given.device
+        failed += await _links(api, namespace, view, devices, nodes, image, timeout_s)
     return 1 if failed else 0
+
+
+async def _links(
+    api: Any,
+    namespace: str,
+    view: ClusterView,
+    devices: Sequence[str],
+    busy: Collection[str],
+    image: ProbeImage,
+    timeout_s: float,
+) -> int:
+    """Measure the links that were not measured together with a type. Return the number of those that failed.
+
+    ``devices``: only links with an end of these types; empty: all. ``busy``: names of nodes with pods of jobs.
+    """
+    from dljob.kube.kinds import PROFILE
+
+    failed, counts = 0, Counter(node.device for node in view.nodes)
+    for device, end in links_to_measure(await api.find(PROFILE, None), devices, counts):
+        other = end if end != device else ""
+        what = f"network between nodes of {device}" + (f" and {other}" if other else "")
+        if is_annotated(view, device, other):
+            print(f"dljob: {what}: not measured, because annotations of nodes give its bandwidth", file=sys.stderr)
+            continue
+        target = link_target(view, device, busy, image.tolerations, other)
+        if target is None or target.peer is None:
+            print(
+                f"dljob: {what}: not measured, because no two nodes are idle; expected two without pods of jobs, on "
+                "which pods request at most half of the CPUs. Try again later",
+                file=sys.stderr,
+            )
+            failed += 1
+            continue
+        print(f"dljob: measuring the {what}, {target.node} and {target.peer}", file=sys.stderr, flush=True)
+        try:
+            name, link = await probe_pods.measured_link(api, namespace, target, image, timeout_s)
+        except BadInputError as error:
+            print(f"dljob: {what}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        print("\n".join(link_table((device, end), (target.node, target.peer), link)))
+        print(f"  stored in dlprofile/{name}", flush=True)
+    return failed
 
 
 def _image(operators: Sequence[operator_pods.OperatorPod], given: argparse.Namespace) -> ProbeImage:

@@ -9,7 +9,7 @@ from dljob.cluster.hardware import KEY
 from dljob.job.identity import profile_name
 from dljob.job.probes.changes import Software
 from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_regression
-from dljob.job.probes.links import link_status
+from dljob.job.probes.links import link_status, probed_link
 from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import PROFILE
@@ -58,7 +58,7 @@ async def _hardware(api: Api, cache: Cache, pod: ProbePod, now: datetime, softwa
 
 async def _link(api: Api, cache: Cache, pod: ProbePod, now: datetime) -> str:
     try:
-        status = link_status(pod.message, now, pod.other)
+        status = link_status(probed_link(pod.message, now), pod.other)
     except ValueError as error:
         raise _unusable(pod, error) from None
     name = profile_name(KEY, pod.device)

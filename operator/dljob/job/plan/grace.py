@@ -5,7 +5,7 @@ Also say which time of a checkpoint is assumed.
 
 from math import ceil
 
-from dljob.api import DLJobSpec, RunPolicy
+from dljob.api import DLJobSpec, LastCheckpoint, RunPolicy
 from dljob.perf.step.interruptions import STORE_BANDWIDTH_Bps
 from dljob.planner import Decision
 
@@ -49,6 +49,17 @@ def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float
     if former_s is not None and max(given, least_s) <= former_s <= MAX_RAISED_S:
         return former_s
     return max(given, ROUNDED_S * ceil(least_s / ROUNDED_S))
+
+
+def measured_write_s(saved: LastCheckpoint | None, predicted_s: float) -> float | None:
+    """Return the seconds that writing the last checkpoint ``saved`` took; None: they are unknown.
+
+    An upload of a script's folder that took less than the predicted time of a checkpoint (``predicted_s``) does not
+    count, because it may have sent only the few files that had changed.
+    """
+    if saved is None or saved.write_seconds is None:
+        return None
+    return saved.write_seconds if saved.name is None or saved.write_seconds > predicted_s else None
 
 
 def too_short(spec: DLJobSpec, chosen_s: float, checkpoint_s: float, step_s: float) -> str | None:

@@ -18,6 +18,8 @@ from dljob.planner import BatchDecision, Choice, Decision, Prediction
 from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
 
+MAX_LINKS = 512
+"""Maximum length of ``status.plan.links``. The names of device types in it have at most 63 characters each."""
 MAX_ADVICE = 1024
 """Maximum length of ``status.plan.powerAdvice``. A plan with several types of GPUs has about 150 characters of each."""
 
@@ -155,6 +157,7 @@ def plan_status(
         power_advice=decision.power_advice[:MAX_ADVICE] if decision.power_advice else None,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
         placement=explanation(decision),
+        links=decision.links[:MAX_LINKS] if decision.links else None,
         defaults=defaults or None,
         agent=agent if (agent := spec.trainer.agent_source) is not AgentSource.FROM_IMAGE else None,
         missing_fields=enabled_by(decision.missing, decision.structure) or None,

@@ -103,16 +103,34 @@ def with_stored_regression(
     of them differs, return ``profile`` unchanged. ``profiles``: DLProfile objects. A stored one that does not parse
     does not count.
     """
+    earlier = _stored(device, profiles)
+    if profile.regression is not None or earlier is None or _software(earlier) != _software(profile):
+        return profile
+    return profile.model_copy(update={"regression": earlier.regression})
+
+
+def with_stored_links(profile: HardwareProfile, device: str, profiles: Iterable[Mapping[str, Any]]) -> HardwareProfile:
+    """Return ``profile`` with the links between nodes of the stored profile that were not measured together with it.
+
+    Plans use them until the next measurement, which is due (``links.unmeasured_links``). ``profiles``: DLProfile
+    objects.
+    """
+    earlier = _stored(device, profiles)
+    if earlier is None:
+        return profile
+    far = profile.network_link or earlier.network_link
+    return profile.model_copy(update={"network_link": far, "links_to": {**earlier.links_to, **profile.links_to}})
+
+
+def _stored(device: str, profiles: Iterable[Mapping[str, Any]]) -> HardwareProfile | None:
+    """Return the stored hardware of a type; None if there is none, or if someone has made it invalid."""
     for stored in profiles:
-        if profile.regression is not None or stored["metadata"]["name"] != profile_name(KEY, device):
-            continue
-        try:
-            earlier = DLProfileStatus.model_validate(stored.get("status") or {}, extra="ignore").hardware
-        except ValidationError:
-            continue  # Edited by hand.
-        if earlier is not None and _software(earlier) == _software(profile):
-            return profile.model_copy(update={"regression": earlier.regression})
-    return profile
+        if stored["metadata"]["name"] == profile_name(KEY, device):
+            try:
+                return DLProfileStatus.model_validate(stored.get("status") or {}, extra="ignore").hardware
+            except ValidationError:
+                return None
+    return None
 
 
 def _software(profile: HardwareProfile) -> tuple[str, ...]:
@@ -122,9 +140,9 @@ def _software(profile: HardwareProfile) -> tuple[str, ...]:
 def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
     """Return the DLProfile object with a device type's measured hardware, which plans of all namespaces use.
 
-    A link between nodes in ``profile`` was measured together with the rest.
+    A link between nodes without a time in ``profile`` was measured together with the rest.
     """
-    if profile.network_link is not None:
+    if profile.network_link is not None and profile.network_link.measured is None:
         link = profile.network_link.model_copy(update={"measured": now})
         profile = profile.model_copy(update={"network_link": link})
     return {

@@ -44,16 +44,39 @@ def unmeasured_links(profiles: Iterable[Mapping[str, Any]]) -> set[Ends]:
     return found
 
 
+def links_to_measure(
+    profiles: Iterable[Mapping[str, Any]], devices: Iterable[str], nodes: Mapping[str, int]
+) -> list[Ends]:
+    """Return the ends of the links that ``dljob probe --link`` measures after the hardware of types: those unmeasured.
+
+    Links within a type come first, because most plans use one type. ``profiles``: DLProfile objects. ``devices``: only
+    links with an end of these types; empty: all. ``nodes``: number of nodes by type. Links without two nodes are left
+    out.
+    """
+    wanted = set(devices)
+    return sorted(
+        (
+            ends
+            for ends in unmeasured_links(profiles)
+            if (not wanted or wanted & {*ends}) and all(nodes.get(end, 0) > (ends[0] == ends[1]) for end in ends)
+        ),
+        key=lambda ends: (ends[0] != ends[1], ends),
+    )
+
+
 def _is_due(link: ProbedLink | None, since: datetime) -> bool:
     return link is None or link.measured is None or link.measured < since
 
 
-def link_status(message: str, now: datetime, other: str = "") -> dict[str, Any]:
-    """Return the part of a profile's status with the link that a probe has measured.
-
-    ``message``: the probe's document. Raise ValueError if it is not one. ``other``: device type of the other node;
-    empty: the profile's own.
-    """
+def probed_link(message: str, now: datetime) -> ProbedLink:
+    """Return the link that a probe has measured. ``message``: its document. Raise ValueError if it is not one."""
     rate = LinkRate.model_validate_json(message)
-    link = ProbedLink(latency_seconds=rate.latency_s, bandwidth_bytes_per_second=rate.Bps, measured=now)
+    return ProbedLink(latency_seconds=rate.latency_s, bandwidth_bytes_per_second=rate.Bps, measured=now)
+
+
+def link_status(link: ProbedLink, other: str = "") -> dict[str, Any]:
+    """Return the part of a profile's status with a measured link.
+
+    ``other``: device type of the other node; empty: the profile's own.
+    """
     return {"hardware": {"linksTo": {other: link.manifest()}} if other else {"networkLink": link.manifest()}}

@@ -93,9 +93,9 @@ def link_target(
     of nodes with pods of jobs or probes; these nodes, and others on their machines, are left out. ``other``: type of
     the second node; empty: that of the first.
     """
-    nodes, others = ([node for node in view.nodes if node.device == each] for each in (device, other or device))
-    if all(any(node.link_bandwidth_Bps is not None for node in each) for each in (nodes, others)):
+    if is_annotated(view, device, other):
         return None
+    nodes, others = ([node for node in view.nodes if node.device == each] for each in (device, other or device))
     near = neighbours(view.nodes, busy)
 
     def idle(among: Sequence[Node]) -> list[Node]:
@@ -111,6 +111,12 @@ def link_target(
         return None
     second = min(seconds, key=lambda node: node.name in beside)
     return Target(device, first.is_gpu, first.name, first.free_cpu, second.name, other)
+
+
+def is_annotated(view: ClusterView, device: str, other: str = "") -> bool:
+    """Return True if annotations give the bandwidth of nodes of both types. ``other``: empty: that of the first."""
+    given = {node.device for node in view.nodes if node.link_bandwidth_Bps is not None}
+    return {device, other or device} <= given
 
 
 def _listed(reasons: Sequence[str]) -> str:

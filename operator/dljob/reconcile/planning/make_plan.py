@@ -11,7 +11,7 @@ from dljob.cluster import ClusterView
 from dljob.cluster.energy import HOUR_S
 from dljob.job.defaults import applied_site, site_of
 from dljob.job.observed import ClaimSeen, ClassSeen, SetSeen
-from dljob.job.plan.grace import assumed_bandwidth, too_short
+from dljob.job.plan.grace import assumed_bandwidth, measured_write_s, too_short
 from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
@@ -214,7 +214,7 @@ def _attempt(
     term = current.plan.term if current else parsed.report.term if parsed.report else 1
     service = Names.of(job).service
     saved = parsed.before.last_checkpoint
-    measured_s = saved.write_seconds if saved is not None else None
+    measured_s = measured_write_s(saved, decision.checkpoint_s)
     checkpoint_s = measured_s or decision.checkpoint_s
     proposed = trainer_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain,
@@ -320,7 +320,7 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
     The trainer would reject such a plan, and the job would fail. The job therefore continues with its current plan.
     """
     saved = parsed.before.last_checkpoint
-    if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
+    if saved is None or saved.name is not None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
         return None
     assert parsed.spec is not None
     begun = parsed.accepted.status.batch_choice if parsed.accepted else None

@@ -9,12 +9,13 @@ from dljob.api import DLJobSpec, Minimize, PlanStatus, duration_s
 from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import start_s
+from dljob.job.remaining import saved_step, start_s, steps_since
 from dljob.planner.types.texts import duration, plain
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import MAX_DEADLINE_S, deadlines, next_deadline
 from dljob.scheduling import Move, Rest, move_reason, pace_deadline_s, rest_after_move, rest_with_measured
 from dljob.status import is_true
+from dljob.status.build import last_checkpoint
 
 START_UP_S = 20.0
 """Seconds that a change of the plan is assumed to take if the job's own start-up time was not measured."""
@@ -120,8 +121,8 @@ def lost_steps(parsed: ParsedJob, report: Report) -> int:
 
     Pods also write a checkpoint as they stop, but this can fail.
     """
-    saved = report.last_checkpoint or parsed.before.last_checkpoint
-    return max(0, report.step - (saved.step if saved is not None else 0))
+    saved = last_checkpoint(report, parsed.before.last_checkpoint)
+    return round(steps_since(saved, report.step, report.unix_s, report.step_s or 0.0))
 
 
 def stay_p90_s(parsed: ParsedJob) -> float | None:
@@ -186,4 +187,4 @@ def _steps(parsed: ParsedJob, spec: DLJobSpec) -> tuple[int, int]:
     if done is None or not done.steps:
         total = total_steps(spec)
         return total, total
-    return max(0, done.steps - (saved.step if saved is not None else 0)), done.steps
+    return max(0, done.steps - saved_step(saved)), done.steps

@@ -11,6 +11,7 @@ from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
 from dljob.api.changes import refused_change, with_immediate_fields
 from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.status import FALSE, TRUE, Verdict, find
+from dljob.status.build import last_checkpoint
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def followed(
     if accepted is None or accepted.spec_digest == digest or (planned := accepted.accepted_spec()) is None:
         return Followed(spec, digest)
     stepped = report is not None and report.step > 0 and accepted.plan.checkpoint.enabled
-    saved = report is not None and report.last_checkpoint is not None
+    saved = report is not None and last_checkpoint(report, None) is not None
     refused = refused_change(planned, spec, before, begun=stepped or saved)
     if refused is None:
         return Followed(spec, digest)

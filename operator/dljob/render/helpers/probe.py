@@ -105,10 +105,12 @@ def link_server_pod(name: str, namespace: str, target: Target, image: ProbeImage
     return pod
 
 
-def link_client_pod(name: str, namespace: str, target: Target, image: ProbeImage, server: str) -> Manifest:
-    """Return the pod of the operator that measures only the link to the pod with the address ``server``."""
+def link_client_pod(
+    name: str, namespace: str, target: Target, image: ProbeImage, server: str, by: str = BY_OPERATOR
+) -> Manifest:
+    """Return the pod that measures only the link to the pod with the address ``server``. ``by``: who starts it."""
     arguments = [*_connecting_to(server), "--only-link"]
-    pod = _pod(name, namespace, target.node, target, image, arguments, computes=False, by=BY_OPERATOR)
+    pod = _pod(name, namespace, target.node, target, image, arguments, computes=False, by=by)
     pod["metadata"]["annotations"] |= {LINK_ANNOTATION: "client"}
     return pod
 

@@ -60,6 +60,11 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
     two.until(lambda r: r.step >= 4)
     # Rank 1 might still begin to write, so that the first commit comes later.
     two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text(), 120)
+    uploads = two.until(lambda r: r.uploads is not None and r.uploads.last is not None).uploads
+    assert uploads is not None and uploads.last is not None and uploads.last.step is not None
+    assert (uploads.count, uploads.last.name, uploads.last.files) == (1, "checkpoint", 2)
+    assert uploads.last.step <= 4 and uploads.last.nbytes == uploads.nbytes > 4 * 256
+    committed = uploads.last.path
     for pod, disk in zip(two.pods, disks, strict=True):
         pod.kill()
         shutil.rmtree(disk / f"test-{plan.uid}")
@@ -69,7 +74,12 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
     go.touch()
     for pod in two.pods:
         pod.start(**environ(two, store))
-    assert two.until(lambda r: r.phase is RunPhase.SUCCEEDED).term == 2
+    resumed = two.until(lambda r: r.uploads is not None, 120).uploads
+    assert resumed is not None and resumed.last is not None, "the store knows the commit, and no report did"
+    assert (resumed.last.path, resumed.count) == (committed, 0) or resumed.count > 0
+    done = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert done.term == 2 and done.uploads is not None and done.uploads.last is not None and done.outcome is not None
+    assert done.outcome.checkpoint == done.uploads.last.path > committed, "the last upload of a job that succeeds"
     for rank, pod in enumerate(two.pods):
         assert f"[rank {rank}] rank {rank} starts at step 4" in pod.text()
     assert (disks[1] / f"test-{plan.uid}/checkpoint/weights.bin").read_bytes() == bytes(range(256)) * 4
@@ -177,6 +187,23 @@ def test_last_checkpoint_has_the_files_of_all_pods(two: Job, store: Server) -> N
     go.touch()
     two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert set(store.last_commit("models", "scripts/")["files"]) == {"part-0", "part-1"}
+
+
+@pytest.mark.long
+def test_uploads_that_fail_are_reported_until_they_work(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    go = two.directory / "go"
+    store.refuse("PutObject", 403, "AccessDenied", key="/data/")
+    two.start(staged(two, "Torchrun", "6", "4", str(go)), **environ(two, store))
+    failing = two.until(lambda r: r.uploads is not None and r.uploads.problem is not None, 120).uploads
+    assert failing is not None and failing.problem is not None and failing.last is None and failing.failures >= 1
+    assert failing.problem.reason == "UploadFailed" and "s3:PutObject" in failing.problem.message
+    store.allow_all()
+    works = two.until(lambda r: r.uploads is not None and r.uploads.last is not None, 120)
+    assert works.uploads is not None and works.uploads.problem is None and works.phase is RunPhase.RUNNING
+    assert not works.restarts, "the ranks train on"
+    go.touch()
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
 
 
 @pytest.mark.long

@@ -176,6 +176,17 @@ class TestFollow:
         said = capsys.readouterr().out.splitlines()
         assert said == ["phase Running", "phase Migrating", "phase Complete", "5 steps in 1s"]
 
+    def test_each_upload_of_a_script_is_printed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        saved = {"time": "2026-11-23T06:00:00Z", "name": "checkpoint-500", "bytes": 1_200_000, "writeSeconds": 2.5}
+        for upload in (saved, saved, {**saved, "time": "2026-11-23T06:01:00Z", "step": 900}):
+            follower.look(job("Running", lastCheckpoint=upload))
+        follower.look(job("Running", lastCheckpoint={"time": "2026-11-23T06:02:00Z", "step": 1}))
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "checkpoint checkpoint-500 is in the object store, 1.2 MB in all, uploaded in 2.5s",
+            "checkpoint checkpoint-500 is in the object store, step 900, 1.2 MB in all, uploaded in 2.5s",
+        ]
+
     def test_failed_job_gives_exit_code_1(self) -> None:
         assert Follower(1).look(job("Failed")) == 1
 
@@ -189,7 +200,10 @@ class TestFollow:
         assert Follower(1).look(planned) == 0
         text = capsys.readouterr().out
         assert "* 3 x cpu: 12ms a step" in text
-        assert "- 1 x t4: no free device" in text
+        assert "- 1 x t4: no free device" in text and "links" not in text
+        planned["status"]["plan"] = {**PLAN, "links": "between nodes 10 Gbit/s, 60us (an assumed network)"}
+        assert Follower(1).look(planned) == 0
+        assert "links: between nodes 10 Gbit/s, 60us (an assumed network)" in capsys.readouterr().out.splitlines()
 
 
 def test_logs_are_unpacked_by_rank() -> None:

@@ -87,6 +87,11 @@ memories = some(
      "peak_nbytes": st.sampled_from((1, 10**8, 2**50))},
     parts=st.lists(st.sampled_from((0, 1, 10**8, 2**50)), max_size=64),
 )  # fmt: skip
+uploads = some(
+    {"unix_s": times, "path": texts}, name=st.text(max_size=253), nbytes=counts, files=counts, new_nbytes=counts,
+    duration_s=st.none() | seconds, step=st.none() | counts,
+)  # fmt: skip
+problems = some({"reason": st.sampled_from(("UploadFailed", "Complete", "X" * 64)), "message": texts, "unix_s": times})
 marks = ("agents_up", "launched", "imported", "rendezvous", "first_step")
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "step": counts,
@@ -109,7 +114,11 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "energy": st.none() | some({"joules": st.sampled_from((0.0, 5e-324, 1e3, 1e18)), "part": st.floats(0, 1)}),
     "target": st.none() | targets,
     "failure": st.none() | failures,
-    "last_checkpoint": st.none() | some({"step": counts, "unix_s": times}, path=texts),
+    "last_checkpoint": st.none() | some({"step": counts, "unix_s": times}, path=texts, nbytes=counts),
+    "uploads": st.none() | some(
+        {}, count=counts, failures=counts, seconds=seconds, nbytes=counts, last=st.none() | uploads,
+        problem=st.none() | problems,
+    ),
     "startup": some({}, **{f"{name}_unix_s": st.none() | times for name in marks}),
     "outcome": st.none() | outcomes,
     "mismatches": st.lists(some({"rank": counts, "planned": devices, "found": devices}), max_size=3),

@@ -26,6 +26,7 @@ from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
+from dltrain.protocol.upload_messages import NotUploaded, Uploaded
 from dltrain.record.job_logs import LIMIT_NBYTES, REPORT_LIMIT_NBYTES, RankOutput, order, packed, stored_nbytes
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report import files as runreport
@@ -281,10 +282,12 @@ class ObservedJob:
             self._store_output(end)
 
     def _record_update(self, line: proto.RankUpdate, attempt: Attempt) -> None:
-        message = line.message
-        if message.rank in attempt.ended:
+        message = self.ledger.uploads.with_step(line.message, time.monotonic())
+        about_upload = isinstance(message, (Uploaded, NotUploaded))  # Its process outlives rank 0.
+        if message.rank in attempt.ended and not about_upload:
             return
-        attempt.heard.add(message.rank)
+        if not about_upload:
+            attempt.heard.add(message.rank)
         transition = self.ledger.record(message, time.monotonic())
         if self.stopping_rule is not None and message.rank == self.ledger.leader:
             attempt.good_enough = self.stopping_rule.record(message) or attempt.good_enough
@@ -373,9 +376,9 @@ class ObservedJob:
         if attempt.outcome is not None:
             return attempt.outcome
         last = self.ledger.report(time.time())
-        saved = last.last_checkpoint
+        saved = last.last_checkpoint or (last.uploads.last if last.uploads is not None else None)
         return Outcome(
-            steps=max(last.step, saved.step if saved is not None else 0),
+            steps=max(last.step, (saved.step or 0) if saved is not None else 0),
             seconds=time.monotonic() - attempt.started_s,
             loss=last.loss,
             accuracy=last.accuracy,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlcontract import Failure, Plan, reasons
+from dltrain.agent.member.upload_pipe import UploadPipe
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper
 from dltrain.host.tasks import Tasks
@@ -22,6 +23,7 @@ from dltrain.object_store.staged_folder import scan
 from dltrain.object_store.watching import LEFT_TO_OTHERS
 from dltrain.protocol.agent_messages import RankUpdate
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_PEER_LOST, Busy, Failed
+from dltrain.protocol.upload_messages import UploadMessage
 from dltrain.protocol.volume_layout import job_directory
 
 UPLOAD_S, UPLOAD_BPS = 60.0, 10e6
@@ -45,7 +47,8 @@ class StagedCheckpoints:
     ) -> None:
         """Store what the processes need. ``env``: the container's environment. ``plan_file``: file with the plan.
 
-        ``emit`` is called with the failure of a copy, and with a message that the ranks wait for an upload.
+        ``emit`` is called with the failure of a copy, with a message that the ranks wait for an upload, and in the pod
+        of rank 0 with each commit, and with why nothing is uploaded.
         """
         self._reaper, self._env, self._pod, self._plan_file, self._emit = reaper, env, pod, plan_file, emit
         self.stopping = False
@@ -61,6 +64,7 @@ class StagedCheckpoints:
         self._tasks: Tasks[None] = Tasks()
         self._process: Process | None = None
         self._output: Output | None = None
+        self._pipe: UploadPipe | None = None
         self._trouble = ""
         """Why the process that copies could not be started; empty: it was started."""
         self._ended_unix_s: float | None = None
@@ -105,7 +109,7 @@ class StagedCheckpoints:
 
     async def _report_early_end(self, attempt: str, process: Process) -> None:
         """Emit the failure of a ``process`` that gives up, such as after minutes of errors, while ranks run."""
-        end = await process.ended
+        end = await self._ended(process)
         if self._process is process and not self._finishes and attempt == self._attempt and end.code != EXIT_OK:
             self._fail(attempt, end)
 
@@ -137,7 +141,7 @@ class StagedCheckpoints:
         if not process.ended.done():
             self._finishes = False
             return end
-        copied = process.ended.result()
+        copied = await self._ended(process)
         if copied.signal in (signal.SIGTERM, signal.SIGUSR1) and attempt == self._attempt:  # It was still starting.
             copied = await self._run("upload", *(() if self._exited else ("--killed",)))
         if copied.code == EXIT_OK or attempt != self._attempt:
@@ -157,10 +161,30 @@ class StagedCheckpoints:
 
     def _start(self, mode: str, *arguments: str) -> Process:
         where = ("--attempt", self._attempt, "--pod", self._pod)
-        command = (mode, "--plan", str(self._plan_file), *where, *arguments)
-        self._process, self._output = _started(self._reaper, self._env, command, self._read)
-        self._trouble = ""
+        read_fd, write_fd = os.pipe()
+        command = (mode, "--plan", str(self._plan_file), *where, "--notices", str(write_fd), *arguments)
+        try:
+            self._process, self._output = _started(self._reaper, self._env, command, self._read, (write_fd,))
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        attempt = self._attempt
+
+        def emit(message: UploadMessage) -> None:
+            self._emit(RankUpdate(attempt=attempt, message=message))
+
+        self._pipe, self._trouble = UploadPipe(read_fd, emit), ""
         return self._process
+
+    async def _ended(self, process: Process) -> Exit:
+        """Wait until ``process`` has ended and its messages about uploads were emitted. Return its exit status."""
+        pipe = self._pipe
+        end = await process.ended
+        if pipe is not None:
+            await pipe.drained()
+        return end
 
     def _read(self, _: bytes) -> None:
         if self._output is not None and LEFT_TO_OTHERS in self._output.tail:
@@ -171,7 +195,7 @@ class StagedCheckpoints:
             process = self._start(mode, *arguments)
         except OSError as error:
             return self._not_started(error)
-        end = await process.ended
+        end = await self._ended(process)
         if self._process is process:
             self._process = None
         return end
@@ -214,17 +238,22 @@ async def claimed_term(reaper: Reaper, env: dict[str, str], plan: Plan, plan_fil
 
 
 def _started(
-    reaper: Reaper, env: dict[str, str], arguments: Sequence[str], read: Callable[[bytes], None] = lambda _: None
+    reaper: Reaper,
+    env: dict[str, str],
+    arguments: Sequence[str],
+    read: Callable[[bytes], None] = lambda _: None,
+    pass_fds: Sequence[int] = (),
 ) -> tuple[Process, Output]:
     """Start ``dltrain.object_store.stage`` with these arguments, and copy its output to the log of the agent.
 
-    ``read``: a function that is called after each piece of the output.
+    ``read``: a function that is called after each piece of the output. ``pass_fds``: descriptors that the process
+    inherits.
     """
     read_fd, write_fd = os.pipe()
     isolated = ("-I",) if is_injected() else ()
     command = (sys.executable, *isolated, "-m", "dltrain.object_store.stage", *arguments)
     try:
-        process = reaper.start(command, env=env, output=write_fd)
+        process = reaper.start(command, env=env, output=write_fd, pass_fds=pass_fds)
     except OSError:
         os.close(read_fd)
         raise

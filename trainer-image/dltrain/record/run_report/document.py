@@ -159,9 +159,13 @@ class Fault(Record):
 
 
 class Checkpoint(Record):
-    step: int
+    step: Annotated[
+        int, Field(description="Of an upload whose step is unknown: the step of the run when it was committed.")
+    ]
     unix_s: float
-    duration_s: Annotated[float, Field(description="Seconds that writing the checkpoint took, in the background.")]
+    duration_s: Annotated[
+        float, Field(description="Seconds that writing or uploading the checkpoint took, in the background.")
+    ]
     nbytes: int
 
 

@@ -6,7 +6,7 @@ If steps are repeated after a restart, they replace the earlier ones, so that a 
 from collections import Counter
 from collections.abc import Mapping
 
-from dlcontract import Failure, MeasuredEnergy, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
+from dlcontract import Failure, MeasuredEnergy, Outcome, Plan, Rank, RankMeasure, RunPhase, Upload, reasons
 from dltrain.protocol.rank_messages import (
     Analyzed,
     Checkpointed,
@@ -19,6 +19,7 @@ from dltrain.protocol.rank_messages import (
     Shrunk,
     Step,
 )
+from dltrain.protocol.upload_messages import Uploaded
 from dltrain.record.run_report.document import (
     CAPACITY,
     AttemptRecord,
@@ -188,8 +189,11 @@ class History:
                 self._analysis = HeldOutAnalysis(step=message.step, unix_s=unix_s, analysis=message.analysis)
             case Chosen() if message.rank == leader and not self._sums:
                 self._sums = message.sums
-            case Checkpointed():
-                self._saved(message)
+            case Checkpointed(mark=mark):
+                self._saved(mark.step, mark.unix_s, message.duration_s, message.nbytes)
+            case Uploaded(upload=Upload(duration_s=float(spent_s)) as made):
+                step = self.step if made.step is None else made.step
+                self._saved(step, made.unix_s, spent_s, made.nbytes)
             case CheckpointSkipped():
                 skipped = self._totals.checkpoints_skipped + 1
                 self._totals = self._totals.model_copy(update={"checkpoints_skipped": skipped})
@@ -377,16 +381,14 @@ class History:
         self._splits = thinned([*self._splits, entry], capacity)
         self._totals = self._totals.model_copy(update={"splits": self._totals.splits + 1})
 
-    def _saved(self, message: Checkpointed) -> None:
-        entry = Checkpoint(
-            step=message.mark.step, unix_s=message.mark.unix_s, duration_s=message.duration_s, nbytes=message.nbytes
-        )
+    def _saved(self, step: int, unix_s: float, duration_s: float, nbytes: int) -> None:
+        entry = Checkpoint(step=step, unix_s=unix_s, duration_s=duration_s, nbytes=nbytes)
         self._checkpoints = thinned([*self._checkpoints, entry])
         totals = self._totals
         self._totals = totals.model_copy(
             update={
                 "checkpoints": totals.checkpoints + 1,
-                "checkpoint_s": totals.checkpoint_s + message.duration_s,
-                "checkpoint_nbytes": totals.checkpoint_nbytes + message.nbytes,
+                "checkpoint_s": totals.checkpoint_s + duration_s,
+                "checkpoint_nbytes": totals.checkpoint_nbytes + nbytes,
             }
         )
