@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -82,15 +83,14 @@ def made(seed: int, group: Any) -> tuple[Callable[[], object], list[Exchange]]:
     for kind, buffer_nbytes in collectives:
         whole = torch.zeros(max(1, buffer_nbytes // 4))
         part = torch.zeros(whole.numel() // size)
-        calls.append(
-            {
-                "all_reduce": lambda whole=whole: dist.all_reduce(whole, group=group),
-                "all_gather": lambda whole=whole, part=part: dist.all_gather_single(whole, part, group=group),
-                "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_single(part, whole, group=group),
-                "broadcast": lambda whole=whole: dist.broadcast(whole, 0 if size > 1 else me, group=group),
-                "barrier": lambda: dist.barrier(group=group),
-            }[kind]
-        )
+        call: dict[str, Callable[[], object]] = {
+            "all_reduce": partial(dist.all_reduce, whole, group=group),
+            "all_gather": partial(dist.all_gather_single, whole, part, group=group),
+            "reduce_scatter": partial(dist.reduce_scatter_single, part, whole, group=group),
+            "broadcast": partial(dist.broadcast, whole, 0 if size > 1 else me, group=group),
+            "barrier": partial(dist.barrier, group=group),
+        }
+        calls.append(call[kind])
 
     def step() -> None:
         model(x).sum().backward()

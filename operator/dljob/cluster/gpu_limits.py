@@ -68,15 +68,17 @@ def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[st
         watts = f"above {power_W[0]:g} and at most {power_W[1]:g}, the idle and the peak power of {known.name}"
         clocks = f"from {MIN_CLOCK_MHZ} to {clock_MHz[1]:g}, the maximum clock of {known.name}"
     stated, errors = dict[str, int](), list[str]()
-    for label, expected, possible in (
-        (POWER_LIMIT_LABEL, f"watts {watts}", lambda limit: power_W[0] < limit <= power_W[1]),
-        (CLOCK_LIMIT_LABEL, f"MHz {clocks}", lambda limit: clock_MHz[0] <= limit <= clock_MHz[1]),
+    for label, expected, (lowest, highest) in (
+        (POWER_LIMIT_LABEL, f"watts {watts}", power_W),
+        (CLOCK_LIMIT_LABEL, f"MHz {clocks}", clock_MHz),
     ):
         found = labels.get(label)
         if found is None:
             continue
-        if _WHOLE.fullmatch(found) and possible(int(found)):
-            stated[label] = int(found)
+        limit = int(found) if _WHOLE.fullmatch(found) else 0
+        # The idle power itself leaves no power to compute; the lowest clock is possible.
+        if lowest <= limit <= highest and not (label == POWER_LIMIT_LABEL and limit == lowest):
+            stated[label] = limit
         else:
             errors.append(_error(node, label, found, f"a whole number of {expected}"))
     return stated, errors

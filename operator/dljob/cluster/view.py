@@ -175,8 +175,8 @@ def cluster_view(document: object) -> ClusterView:
     ``rack`` (short for the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the
     labels dljob.dev/machine and machine-cpu), ``powerLimit`` and ``clockLimit`` of each GPU in watts and MHz (short for
     the labels dljob.dev/power-limit and clock-limit), and ``taints`` as in a node's spec. A device that is not in the
-    catalogue is a CPU type, unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number of devices, needs the
-    field ``gpu``. Raise ValueError with the entry, the found and the expected value.
+    catalogue is a CPU type, unless the entry has ``gpu: true``. One that seems to be a GPU, by its name or the number
+    of devices, needs the field ``gpu``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:

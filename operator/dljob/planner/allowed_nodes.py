@@ -24,7 +24,8 @@ def allowed_nodes(request: Request, view: ClusterView) -> Eligible | Infeasible:
     everything = eligible(request, view)
     if (wrong := mixed_devices(request, everything)) is not None:
         return wrong
-    return _most_capable(request, without_gpus(request, everything))
+    usable = without_gpus(request, everything)
+    return usable if isinstance(usable, Infeasible) else _most_capable(request, usable)
 
 
 def _most_capable(request: Request, nodes: Eligible) -> Eligible:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dljob.api.compact import shared
 from dljob.cluster import ClusterView, Node, machines
-from dljob.cluster.platforms import platform_error
 from dljob.cluster.gpu_limits import device_type, limit_error
+from dljob.cluster.platforms import platform_error
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.helpers.probe import gives_way
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU

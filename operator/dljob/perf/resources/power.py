@@ -192,7 +192,7 @@ def at_speed(device: Device, factor: float) -> Device:
 
 
 def limited(device: Device) -> Device:
-    """Return ``device`` with the power that a computing job typically draws under its limits, unless it was measured."""
+    """Return ``device`` with the power that a job typically draws under its limits, unless it was measured."""
     if not has_limit(device) or device.computing_power_W is not None:
         return device
     return replace(device, active_power_W=under_both(device).power_W)

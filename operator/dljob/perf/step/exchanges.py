@@ -30,11 +30,11 @@ IN_BACKWARD = ("all_reduce", "reduce_scatter")
 Floats = NDArray[np.float64]
 
 
-def over_gloo(link: AnyLink, nodes: Number, hop_s: float) -> AnyLink:
+def over_gloo(link: AnyLink, nodes: Number, hop_s: Number) -> AnyLink:
     """Return ``link``, which carries messages of MPI, with the latencies and bandwidths that gloo has on it.
 
-    ``nodes``: number of nodes on which the ranks run, or one for each link of an array. ``hop_s``: seconds of a message
-    within a node without its bytes.
+    ``nodes``: number of nodes on which the ranks run; ``hop_s``: seconds of a message within a node without its bytes.
+    Both may be arrays with a value for each link of an array.
     """
     ratios, on_one = backend("Gloo"), np.asarray(nodes) <= 1
     far_s = np.maximum(hop_s, ratios.between.latency * np.asarray(link.latency_s))
@@ -47,7 +47,7 @@ def over_gloo(link: AnyLink, nodes: Number, hop_s: float) -> AnyLink:
             link,
             latency_s=float(latency_s),
             bandwidth_Bps=float(bandwidth_Bps),
-            near_latency_s=hop_s,
+            near_latency_s=float(hop_s),
             near_bandwidth_Bps=near_Bps,
         )
     inside_Bps = ratios.within.bandwidth * link.inside_Bps
