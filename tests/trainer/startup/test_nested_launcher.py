@@ -115,6 +115,18 @@ def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: P
     assert json.loads(line)["rank"] == RANK
 
 
+@pytest.mark.parametrize(("release", "name"), [("2.13.0", "--local-rank"), ("1.13.1+cu117", "--local_rank")])
+def test_distributed_launch_passes_the_local_rank_as_the_installed_torch_does(
+    release: str, name: str, folder: Path
+) -> None:
+    (folder / f"torch-{release}.dist-info").mkdir()
+    (folder / f"torch-{release}.dist-info/METADATA").write_text(f"Name: torch\nVersion: {release}\n")
+    ended = started(
+        ["sh", "-c", "python -m torch.distributed.launch --nproc_per_node=8 train.py --lr 1"], folder, LOCAL_RANK="1"
+    )
+    assert json.loads(ended.stdout)["argv"] == [f"{name}=1", "--lr", "1"], ended.stderr
+
+
 def test_options_without_effect_are_named_by_the_first_rank(folder: Path) -> None:
     ended = started(["sh", "run.sh"], folder, RANK="0")
     assert ended.stderr == (

@@ -51,7 +51,9 @@ def replace_launcher(environ: Mapping[str, str], line: bytes | None = None) -> N
         return any(os.path.isfile(path) for path in launchers.accelerate_configs(environ))  # noqa: PTH113
 
     try:
-        script = launchers.script_command(command, has_accelerate_config=has_config)
+        script = launchers.script_command(
+            command, has_accelerate_config=has_config, local_rank=lambda: _local_rank(environ)
+        )
     except ValueError as error:
         _say(f"{error}")
         os._exit(EXIT_BAD_INPUT)  # Python is still starting, and would print a traceback of SystemExit.
@@ -60,6 +62,20 @@ def replace_launcher(environ: Mapping[str, str], line: bytes | None = None) -> N
     if script.overridden and environ["RANK"] == "0":
         _say(f"found {', '.join(script.overridden)}; these options have no effect, because the plan sets them")
     os.execvpe(script.command[0], script.command, {**environ, **script.env})
+
+
+def _local_rank(environ: Mapping[str, str]) -> str:
+    """Return the argument by which torch.distributed.launch tells a script its local rank.
+
+    Its name has a dash since PyTorch 2.0, and an underscore before.
+    """
+    from importlib import metadata
+
+    try:
+        has_dash = int(metadata.version("torch").partition(".")[0]) >= 2
+    except (metadata.PackageNotFoundError, ValueError):  # PyTorch was built from source, without metadata.
+        has_dash = True
+    return "--local{}rank={}".format("-" if has_dash else "_", environ.get("LOCAL_RANK", "0"))
 
 
 def launcher_command(words: Sequence[str]) -> tuple[str, ...] | None:
