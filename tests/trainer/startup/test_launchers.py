@@ -192,7 +192,7 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
 def test_user_switches_the_observer_of_rank_0_off(value: str) -> None:
     known, base = plan(), {"PYTHONPATH": "/mine"}
     observed = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
-    assert observed["PYTHONPATH"] == f"/mine:{rank_environment.STARTUP}" and observed["DLTRAIN_OBSERVE"] == "on"
+    assert observed["PYTHONPATH"] == f"{rank_environment.STARTUP}:/mine" and observed["DLTRAIN_OBSERVE"] == "on"
     assert (rank_environment.STARTUP / "sitecustomize.py").is_file()
     base |= {"DLJOB_OBSERVE": value}
     found = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))

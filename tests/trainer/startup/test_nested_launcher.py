@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dltrain.launch.rank_environment import STARTUP
+from dlcontract import ModelRef
+from dltrain.launch.rank_environment import STARTUP, framework_environment
 from dltrain.startup.launchers import ACCELERATE_SCRIPT, script_command
 from dltrain.startup.nested_launcher import EXIT_BAD_INPUT, launcher_command
 from support.trainer.observed_scripts import variables
+from support.trainer.plans import make_plan
 from support.trainer.ranks import run_apart
 
 WITHIN_S = 300
@@ -80,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(command: list[str], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    given = variables(None, PATH=path, PYTHONPATH=f"{STARTUP}:{folder}", **(RANK | env))
+    given = variables(None, PATH=path, **({"PYTHONPATH": f"{STARTUP}:{folder}"} | RANK | env))
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
 
@@ -106,6 +108,20 @@ def test_launcher_in_a_rank_runs_its_script_once(command: list[str], folder: Pat
     (line,) = ended.stdout.splitlines()
     found = json.loads(line)
     assert (found["argv"], found["rank"], found["others"]) == (["--lr", "1"], RANK, {})
+
+
+def test_launcher_is_replaced_although_the_job_has_a_sitecustomize_of_its_own(folder: Path) -> None:
+    """Fixed bug: a sitecustomize in the job's PYTHONPATH ran in place of dljob's, so that torchrun started all ranks."""
+    (folder / "own").mkdir()
+    (folder / "own/sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
+    script = folder / "train.py"
+    script.write_text(script.read_text() + "print(own)\n")
+    job = make_plan(2, model=ModelRef(command=("sh", "run.sh"), framework="Torchrun"))
+    base = {"PYTHONPATH": f"{folder}/own:{folder}"}
+    env = framework_environment(job, job.ranks[1], "1.1", base, folder)
+    ended = started(["sh", "run.sh"], folder, PYTHONPATH=env["PYTHONPATH"])
+    first, second = ended.stdout.splitlines()
+    assert json.loads(first)["rank"] == RANK and second == "1"
 
 
 def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: Path) -> None:

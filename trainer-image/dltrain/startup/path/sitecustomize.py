@@ -1,6 +1,6 @@
 """Prepare a Python interpreter of a rank, and then run the image's own ``sitecustomize``.
 
-Every Python imports a module of this name when it starts. The agent appends this folder to the PYTHONPATH of each rank
+Every Python imports a module of this name when it starts. The agent puts this folder before the PYTHONPATH of each rank
 that runs a script for torchrun or an MPI program, so that it also works if a shell script starts Python. A
 launcher such as torchrun then becomes its script, gloo's threads end before the interpreter does, and rank 0 is
 observed. No error in here may reach the script.
