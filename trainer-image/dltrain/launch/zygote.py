@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import ctypes
 import gc
+import importlib.machinery
 import json
 import os
 import runpy
@@ -198,10 +199,13 @@ def become_rank(order: Order, output: int, parent: int) -> None:
     os.environ.update(order.env)
     os.chdir(order.cwd)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.orig_argv[:] = [sys.executable, *order.argv]
     if "numpy.random" in sys.modules:  # Otherwise all forks share one seed.
         sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-        sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+        if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+            torch.set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
 
 
 def run_mpi_program(order: Order, library: str) -> None:
@@ -238,6 +242,8 @@ def run(order: Order) -> None:
 
     The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty. If the file is a
     launcher such as /usr/bin/torchrun, an interpreter replaces this process and runs the launcher's script.
+
+    An error of the script is shown as by the interpreter, without the frames of this module, and raised as SystemExit.
     """
     nested_launcher.replace_launcher(os.environ, b"".join(os.fsencode(word) + b"\0" for word in ("", *order.argv)))
     main = types.ModuleType("__main__")
@@ -248,6 +254,26 @@ def run(order: Order) -> None:
         sys.path.append(str(COMPATIBILITY))
     if "MASTER_ADDR" in os.environ:
         gloo_threads.end_at_exit()
+    try:
+        _run_as_main(order, main)
+    except (SystemExit, KeyboardInterrupt):  # The interpreter ends with the code, and by the signal.
+        raise
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        _show(error)
+        raise SystemExit(1) from None
+
+
+def _show(error: BaseException) -> None:
+    """Show an error that ends the script, with the frames of the script alone."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _run_as_main(order: Order, main: types.ModuleType) -> None:
     match without_u(order.argv):
         case ("-m", module, *rest):
             sys.argv = ["-m", *rest]
@@ -266,6 +292,7 @@ def run(order: Order) -> None:
                 sys.exit(NOT_FOUND)
             sys.path.insert(0, str(path.resolve().parent))
             main.__dict__["__file__"] = str(path)
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
             exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
