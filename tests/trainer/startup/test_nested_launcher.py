@@ -124,6 +124,30 @@ def test_launcher_is_replaced_although_the_job_has_a_sitecustomize_of_its_own(fo
     assert json.loads(first)["rank"] == RANK and second == "1"
 
 
+LAUNCHES = """
+import sys
+from torch.distributed.run import main
+main(["--nproc-per-node", "2", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["interpreter", "fork"])
+def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, folder: Path) -> None:
+    """Fixed bug: ``tune run`` and ``fabric run`` started all ranks in each rank, which trained apart from each other."""
+    (folder / "launch.py").write_text(LAUNCHES)
+    command = ["launch.py", "train.py", "--lr", "1"]
+    if fork:
+        env = variables(None, PYTHONPATH=str(STARTUP), **(RANK | {"RANK": "0"}))
+        ended = run_apart(*command, env=env, cwd=folder)
+    else:
+        ended = started(["python", *command], folder, RANK="0")
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["argv"], found["rank"], found["others"]) == (["--lr", "1"], RANK | {"RANK": "0"}, {})
+    assert "options about processes have no effect" in ended.stderr
+
+
 def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: Path) -> None:
     env = variables(None, PYTHONPATH=str(STARTUP), **RANK)
     ended = run_apart("/opt/bin/torchrun", "--nproc-per-node", "2", "train.py", env=env, cwd=folder)

@@ -34,7 +34,7 @@ from typing import Any
 from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, missing, without_u
 from dltrain.launch.inherited_socket import hand_over
 from dltrain.protocol.rank_variables import OBSERVE_ENV
-from dltrain.startup import gloo_threads, nested_launcher
+from dltrain.startup import gloo_threads, imports, nested_launcher
 
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
@@ -246,6 +246,7 @@ def run(order: Order) -> None:
     An error of the script is shown as by the interpreter, without the frames of this module, and raised as SystemExit.
     """
     nested_launcher.replace_launcher(os.environ, b"".join(os.fsencode(word) + b"\0" for word in ("", *order.argv)))
+    nested_launcher.replace_launches(os.environ)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.
@@ -346,7 +347,7 @@ def main() -> None:
     if os.environ.get(OBSERVE_ENV):
         from dltrain.observation import observer
 
-        observer.start(os.environ)
+        observer.start(os.environ, imports.after_import)
     if (library := os.environ.get(MPI_PROGRAM_ENV)) is not None:
         run_mpi_program(order, library)
     else:

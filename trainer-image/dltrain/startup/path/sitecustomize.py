@@ -33,14 +33,18 @@ if sys.version_info >= (3, 8):  # noqa: UP036 - the Python of any image may read
         return alias
 
     with contextlib.suppress(Exception):  # The script must run whatever happens here.
-        importlib.import_module(_package("startup") + ".nested_launcher").replace_launcher(os.environ)
+        _launcher = importlib.import_module(_package("startup") + ".nested_launcher")
+        _launcher.replace_launcher(os.environ)
+        _launcher.replace_launches(os.environ)
 
     with contextlib.suppress(Exception):
         importlib.import_module("_dljob_startup.gloo_threads").end_at_exit()
 
     with contextlib.suppress(Exception):
         if os.environ.get("DLTRAIN_OBSERVE") in ("on", str(os.getpid())):  # ``observer.start`` explains it.
-            importlib.import_module(_package("observation") + ".observer").start(os.environ)
+            importlib.import_module(_package("observation") + ".observer").start(
+                os.environ, importlib.import_module("_dljob_startup.imports").after_import
+            )
 
     try:
         _others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _own]  # noqa: PTH100
