@@ -126,7 +126,7 @@ def test_error_goes_to_the_hook_of_the_script_and_ends_it_after_its_exit_handler
 
 
 def test_forks_of_one_zygote_draw_other_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed bug: all ranks of a pod, also after a restart, had the same generator of torch if a script did not seed it."""
+    """Fixed bug: if a script did not seed torch, all ranks of a pod had the same generator, also after a restart."""
     code = "import numpy, random, torch\nprint(torch.rand(1).item(), random.random(), numpy.random.rand())"
     first, second = (run(alone("-c", code), 400.0).output.split() for _ in range(2))
     assert len(first) == len(second) == 3 and not set(first) & set(second)

@@ -111,7 +111,7 @@ def test_launcher_in_a_rank_runs_its_script_once(command: list[str], folder: Pat
 
 
 def test_launcher_is_replaced_although_the_job_has_a_sitecustomize_of_its_own(folder: Path) -> None:
-    """Fixed bug: a sitecustomize in the job's PYTHONPATH ran in place of dljob's, so that torchrun started all ranks."""
+    """Fixed bug: a sitecustomize in the job's PYTHONPATH replaced that of dljob, so that torchrun started all ranks."""
     (folder / "own").mkdir()
     (folder / "own/sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
     script = folder / "train.py"
@@ -133,7 +133,7 @@ main(["--nproc-per-node", "2", *sys.argv[1:]])
 
 @pytest.mark.parametrize("fork", [False, True], ids=["interpreter", "fork"])
 def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, folder: Path) -> None:
-    """Fixed bug: ``tune run`` and ``fabric run`` started all ranks in each rank, which trained apart from each other."""
+    """Fixed bug: ``tune run`` and ``fabric run`` started all ranks in each rank, and these trained independently."""
     (folder / "launch.py").write_text(LAUNCHES)
     command = ["launch.py", "train.py", "--lr", "1"]
     if fork:

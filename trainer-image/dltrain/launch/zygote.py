@@ -240,8 +240,8 @@ def _end_now(code: int) -> None:
 def run(order: Order) -> None:
     """Run an order's Python command in this process as the interpreter would, in a fresh ``__main__``.
 
-    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty. If the file is a
-    launcher such as /usr/bin/torchrun, an interpreter replaces this process and runs the launcher's script.
+    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. If the file is a launcher such as /usr/bin/torchrun, an
+    interpreter replaces this process and runs the launcher's script.
 
     An error of the script is shown as by the interpreter, without the frames of this module, and raised as SystemExit.
     """

@@ -56,9 +56,7 @@ _OPTIMIZERS = "torch.optim.optimizer"
 _started = False
 
 
-def start(
-    environ: MutableMapping[str, str], after_import: Callable[[str, Callable[[Any], None]], None]
-) -> None:
+def start(environ: MutableMapping[str, str], after_import: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Observe this process if the agent asks for it. Do it once, also if this function is called again.
 
     The first process that imports torch is the rank's own. It writes its process id to the variable with which the

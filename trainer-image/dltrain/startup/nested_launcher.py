@@ -106,7 +106,7 @@ def _local_rank(environ: Mapping[str, str]) -> str:
         has_dash = int(metadata.version("torch").partition(".")[0]) >= 2
     except (metadata.PackageNotFoundError, ValueError):  # PyTorch was built from source, without metadata.
         has_dash = True
-    return "--local{}rank={}".format("-" if has_dash else "_", environ.get("LOCAL_RANK", "0"))
+    return f"{'--local-rank' if has_dash else '--local_rank'}={environ.get('LOCAL_RANK', '0')}"
 
 
 def launcher_command(words: Sequence[str]) -> tuple[str, ...] | None:
