@@ -1,4 +1,4 @@
-"""Tests of the line in the log about ranks that train apart from each other."""
+"""Tests of the line in the log about ranks that train independently of each other."""
 
 from pathlib import Path
 
