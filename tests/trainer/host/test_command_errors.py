@@ -42,6 +42,33 @@ def test_message_names_the_command_and_the_remedy(
     assert f"found {command} --lr 0.1, which cannot be started" in str(error) and expected in str(error)
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["torchrun --nproc-per-node 2 train.py"], "command: [torchrun, --nproc-per-node, '2', train.py]"),
+        (["torchrun train.py", "--lr", "0.1"], "command: [torchrun, train.py, --lr, '0.1']"),
+        (["cd /app && torchrun train.py"], "command: [sh, -c, 'cd /app && torchrun train.py']"),
+        (["python train.py > $HOME/log"], "command: [sh, -c, 'python train.py > $HOME/log']"),
+        (["echo it's"], "command: [sh, -c, 'echo it''s']"),
+        (["LR=0.1", "torchrun", "train.py"], "command: [env, LR=0.1, torchrun, train.py]"),
+        (["LR=0.1 torchrun train.py"], "command: [sh, -c, 'LR=0.1 torchrun train.py']"),
+        (["cd /app;" + 100 * "echo again; "], "command: [sh, -c, 'cd /app;echo again; "),
+    ],
+)
+def test_command_line_that_only_a_shell_understands_gets_its_list(
+    command: list[str], expected: str, tmp_path: Path
+) -> None:
+    """Fixed bug: the message about a command in one string advised to choose another image, or it was tried again."""
+    error = started(command, str(tmp_path))
+    assert isinstance(error, CommandNotFoundError) and expected in str(error), error
+    assert "image" not in str(error).partition("expected")[2]
+
+
+def test_file_whose_name_has_a_space_is_still_a_file(tmp_path: Path) -> None:
+    (tmp_path / "my train").write_text("#!/bin/sh\n")
+    assert "chmod +x" in str(started(["./my train"], str(tmp_path)))
+
+
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.EIO, errno.ESTALE])
 def test_errors_that_may_be_gone_after_a_restart_stay_as_they_are(code: int) -> None:
     error = OSError(code, "no")

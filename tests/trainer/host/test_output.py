@@ -8,12 +8,18 @@ import pytest
 
 from dlcontract import MAX_OUTPUT
 from dltrain.host.output import Output
+from dltrain.observation.observer import GAVE_UP
 
 
 def kept(*chunks: bytes) -> str:
     """Return the end of an output that is written in pieces."""
+    return written(*chunks).end
 
-    async def pump() -> str:
+
+def written(*chunks: bytes) -> Output:
+    """Return an output that has ended, after it was written in pieces."""
+
+    async def pump() -> Output:
         read_fd, write_fd = os.pipe()
         arrived = asyncio.Event()
         output = Output("", read_fd, lambda _: arrived.set())
@@ -23,7 +29,7 @@ def kept(*chunks: bytes) -> str:
             await arrived.wait()
         os.close(write_fd)
         await output.drained()
-        return output.end
+        return output
 
     return asyncio.run(pump())
 
@@ -68,3 +74,12 @@ def test_end_of_a_long_output_is_kept() -> None:
     lines = [b"line %06d\n" % number for number in range(5000)]
     found = kept(*lines[:100], b"".join(lines[100:4000]), *lines[4000:])
     assert found.endswith("line 004999\n") and MAX_OUTPUT - 12 < len(found) <= MAX_OUTPUT
+
+
+def test_last_line_of_the_observer_does_not_hide_the_error_of_a_script() -> None:
+    """Fixed bug: after sys.exit, the last line of the failure in the status was about predictions."""
+    note = f"dljob: {GAVE_UP}: it ended after 0 updates\n".encode()
+    assert written(b"error: no --lr\n", note).tail == "error: no --lr\n"
+    assert written(note).tail == ""
+    assert written(note, b"error: no --lr\n").tail == note.decode() + "error: no --lr\n"
+    assert written(b"error: no --lr\n", note).end.endswith(note.decode()), "the log keeps it"

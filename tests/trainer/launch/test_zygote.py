@@ -86,6 +86,60 @@ def test_missing_script_is_a_command_that_was_not_found(tmp_path: Path, monkeypa
     assert ended.code == 127 and f"found no folder {tmp_path}/src" in ended.output, ended.output
 
 
+FAILS = {
+    "def train():\n    raise KeyError('x')\n\ntrain()\n": """\
+Traceback (most recent call last):
+  File "{script}", line 4, in <module>
+    train()
+  File "{script}", line 2, in train
+    raise KeyError('x')
+KeyError: 'x'
+""",
+    "def train(:\n": """\
+  File "{script}", line 1
+    def train(:
+              ^
+SyntaxError: invalid syntax
+""",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FAILS.items(), ids=["error", "syntax"])
+def test_error_of_a_script_is_shown_as_by_an_interpreter(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: each traceback began with six lines about modules of the agent."""
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("train.py"), 400.0)
+    assert (ended.code, ended.output) == (1, expected.format(script=tmp_path / "train.py"))
+
+
+def test_error_goes_to_the_hook_of_the_script_and_ends_it_after_its_exit_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = "sys.excepthook = lambda kind, error, traceback: print('hook', kind.__name__, traceback.tb_lineno)"
+    (tmp_path / "train.py").write_text(f"import atexit, sys\natexit.register(print, 'end')\n{hook}\n1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("train.py"), 400.0)
+    assert (ended.code, ended.output) == (1, "hook ZeroDivisionError 4\nend\n")
+
+
+def test_forks_of_one_zygote_draw_other_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: if a script did not seed torch, all ranks of a pod had the same generator, also after a restart."""
+    code = "import numpy, random, torch\nprint(torch.rand(1).item(), random.random(), numpy.random.rand())"
+    first, second = (run(alone("-c", code), 400.0).output.split() for _ in range(2))
+    assert len(first) == len(second) == 3 and not set(first) & set(second)
+
+
+def test_script_finds_its_own_command_and_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed bug: a script that starts itself again with ``sys.orig_argv`` started the zygote."""
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.orig_argv[1:], __loader__.get_filename('__main__'))\n")
+    monkeypatch.chdir(tmp_path)
+    ended = run(alone("-u", "train.py", "--lr", "1"), 400.0)
+    assert ended.output == f"['-u', 'train.py', '--lr', '1'] {tmp_path / 'train.py'}\n"
+
+
 FINALIZES = """
 import json
 import os

@@ -34,6 +34,7 @@ SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
         ("/opt/conda/bin/torchrun train.py", ("/opt/conda/bin/python", "-u", "train.py")),
         ("python3 -m torch.distributed.run --nnodes=2 train.py", ("python3", "-u", "train.py")),
         ("/usr/bin/python3 -u -m torch.distributed.run train.py", ("/usr/bin/python3", "-u", "train.py")),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py --epochs 3", SCRIPT),
         ("torchrun --nproc_per_node=auto --rdzv-conf=a=b -- train.py --epochs 3", SCRIPT),
         ("accelerate launch train.py --epochs 3", SCRIPT),
         ("accelerate-launch train.py --epochs 3", SCRIPT),
@@ -47,6 +48,24 @@ SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
 )
 def test_script_is_started_without_its_launcher(command: str, expected: tuple[str, ...]) -> None:
     assert script_command(tuple(command.split())).command == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--nproc_per_node=2 train.py --epochs 3", "train.py --local-rank=1 --epochs 3"),
+        ("--nnodes 2 -m pack.train --lr 1", "-m pack.train --local-rank=1 --lr 1"),
+        ("--use-env train.py", "train.py"),
+    ],
+)
+def test_distributed_launch_passes_the_local_rank_as_an_argument(options: str, expected: str) -> None:
+    """Fixed bug: each rank of a script that reads this argument took itself for local rank 0.
+
+    The agent leaves the command as it is, because the argument depends on the PyTorch of the image.
+    """
+    command = ("python", "-m", "torch.distributed.launch", *options.split())
+    assert script_command(command, local_rank=lambda: "--local-rank=1").command == ("python", "-u", *expected.split())
+    assert script_command(command).command == (("python", "-u", "train.py") if "env" in options else command)
 
 
 def test_interpreter_is_that_of_the_launcher() -> None:
@@ -124,6 +143,9 @@ def test_default_configuration_file_is_where_accelerate_looks(env: dict[str, str
         ("torchrun", "found torchrun without a script"),
         ("torchrun --nnodes", "found torchrun without a script"),
         ("torchrun --new-option 3 train.py", "found the option --new-option of torchrun"),
+        ("torchrun --use_env train.py", "found the option --use_env of torchrun"),
+        ("python -m torch.distributed.launch --new 3 train.py", "found the option --new of torch.distributed.launch"),
+        ("python -m torch.distributed.launch --no-python ./train.sh", "found --no-python without --use-env"),
     ],
 )
 def test_launcher_that_cannot_be_replaced_is_refused(command: str, words: str) -> None:
@@ -170,7 +192,7 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
 def test_user_switches_the_observer_of_rank_0_off(value: str) -> None:
     known, base = plan(), {"PYTHONPATH": "/mine"}
     observed = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
-    assert observed["PYTHONPATH"] == f"/mine:{rank_environment.STARTUP}" and observed["DLTRAIN_OBSERVE"] == "on"
+    assert observed["PYTHONPATH"] == f"{rank_environment.STARTUP}:/mine" and observed["DLTRAIN_OBSERVE"] == "on"
     assert (rank_environment.STARTUP / "sitecustomize.py").is_file()
     base |= {"DLJOB_OBSERVE": value}
     found = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dltrain.launch.rank_environment import STARTUP
+from dlcontract import ModelRef
+from dltrain.launch.rank_environment import STARTUP, framework_environment
 from dltrain.startup.launchers import ACCELERATE_SCRIPT, script_command
 from dltrain.startup.nested_launcher import EXIT_BAD_INPUT, launcher_command
 from support.trainer.observed_scripts import variables
+from support.trainer.plans import make_plan
 from support.trainer.ranks import run_apart
 
 WITHIN_S = 300
@@ -80,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(command: list[str], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    given = variables(None, PATH=path, PYTHONPATH=f"{STARTUP}:{folder}", **(RANK | env))
+    given = variables(None, PATH=path, **({"PYTHONPATH": f"{STARTUP}:{folder}"} | RANK | env))
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
 
@@ -108,11 +110,61 @@ def test_launcher_in_a_rank_runs_its_script_once(command: list[str], folder: Pat
     assert (found["argv"], found["rank"], found["others"]) == (["--lr", "1"], RANK, {})
 
 
+def test_launcher_is_replaced_although_the_job_has_a_sitecustomize_of_its_own(folder: Path) -> None:
+    """Fixed bug: a sitecustomize in the job's PYTHONPATH replaced that of dljob, so that torchrun started all ranks."""
+    (folder / "own").mkdir()
+    (folder / "own/sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
+    script = folder / "train.py"
+    script.write_text(script.read_text() + "print(own)\n")
+    job = make_plan(2, model=ModelRef(command=("sh", "run.sh"), framework="Torchrun"))
+    base = {"PYTHONPATH": f"{folder}/own:{folder}"}
+    env = framework_environment(job, job.ranks[1], "1.1", base, folder)
+    ended = started(["sh", "run.sh"], folder, PYTHONPATH=env["PYTHONPATH"])
+    first, second = ended.stdout.splitlines()
+    assert json.loads(first)["rank"] == RANK and second == "1"
+
+
+LAUNCHES = """
+import sys
+from torch.distributed.run import main
+main(["--nproc-per-node", "2", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["interpreter", "fork"])
+def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, folder: Path) -> None:
+    """Fixed bug: ``tune run`` and ``fabric run`` started all ranks in each rank, and these trained independently."""
+    (folder / "launch.py").write_text(LAUNCHES)
+    command = ["launch.py", "train.py", "--lr", "1"]
+    if fork:
+        env = variables(None, PYTHONPATH=str(STARTUP), **(RANK | {"RANK": "0"}))
+        ended = run_apart(*command, env=env, cwd=folder)
+    else:
+        ended = started(["python", *command], folder, RANK="0")
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["argv"], found["rank"], found["others"]) == (["--lr", "1"], RANK | {"RANK": "0"}, {})
+    assert "options about processes have no effect" in ended.stderr
+
+
 def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: Path) -> None:
     env = variables(None, PYTHONPATH=str(STARTUP), **RANK)
     ended = run_apart("/opt/bin/torchrun", "--nproc-per-node", "2", "train.py", env=env, cwd=folder)
     (line,) = ended.stdout.splitlines()
     assert json.loads(line)["rank"] == RANK
+
+
+@pytest.mark.parametrize(("release", "name"), [("2.13.0", "--local-rank"), ("1.13.1+cu117", "--local_rank")])
+def test_distributed_launch_passes_the_local_rank_as_the_installed_torch_does(
+    release: str, name: str, folder: Path
+) -> None:
+    (folder / f"torch-{release}.dist-info").mkdir()
+    (folder / f"torch-{release}.dist-info/METADATA").write_text(f"Name: torch\nVersion: {release}\n")
+    ended = started(
+        ["sh", "-c", "python -m torch.distributed.launch --nproc_per_node=8 train.py --lr 1"], folder, LOCAL_RANK="1"
+    )
+    assert json.loads(ended.stdout)["argv"] == [f"{name}=1", "--lr", "1"], ended.stderr
 
 
 def test_options_without_effect_are_named_by_the_first_rank(folder: Path) -> None:

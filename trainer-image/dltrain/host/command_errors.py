@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,19 @@ CANNOT_START = "cannot start: "
 """Text before the error in the log of a rank that could not be started."""
 MAX_LISTED = 10
 """Number of files that the message about a missing script names."""
-CERTAIN = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP})
+CERTAIN = frozenset(
+    {
+        errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)  # fmt: skip
 """Errors of execve that come from the file itself. Others, such as too little memory, may be gone after a restart."""
 MAX_QUOTED = 200
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SHELL = re.compile(r"[|&;<>()$`\\\"'*?~#]")
+"""Characters that a shell interprets."""
+_PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|y|n|null)$)[./-]*[a-z_][\w./=-]*", re.IGNORECASE)
+"""A word that is a string in YAML without quotes."""
 _REMEDY = "Correct the path, or add the file to the image or to spec.trainer.source"
 _NO_FORMAT = (
     "a program for this machine, or a script whose first line names its interpreter. Choose an image for the "
@@ -43,12 +54,17 @@ def command_error(argv: Sequence[str], env: Mapping[str, str], cwd: str, error: 
         expected = _NO_FORMAT
     elif error.errno in (errno.EACCES, errno.EPERM):
         expected = _NOT_EXECUTABLE
+    elif (words := _as_list(argv)) is not None and not os.path.exists(os.path.join(cwd, program)):  # noqa: PTH110, PTH118 - pathlib raises for long names
+        expected = (
+            "the name of a program, because no shell divides the command into words. Write command: "
+            f"[{quoted(', '.join(map(_yaml, words)))}]"
+        )
     elif os.sep not in program:
         expected = (
             f"a program in a folder of PATH ({quoted(env.get('PATH', ''))}). Correct the name, or choose an image that "
             "has it"
         )
-    elif (Path(cwd) / program).exists():
+    elif os.path.exists(os.path.join(cwd, program)):  # noqa: PTH110, PTH118
         expected = (
             "a script whose first line names an interpreter of the image. Correct that line, or choose an image that "
             "has the interpreter"
@@ -58,8 +74,23 @@ def command_error(argv: Sequence[str], env: Mapping[str, str], cwd: str, error: 
             f"a file of the image or of spec.trainer.source (working directory: {cwd}). Correct the path, or choose an "
             "image that has the file"
         )
-    found = f"found {quoted(shlex.join(argv))}, which cannot be started ({error.strerror}: {program!r})"
+    found = f"found {quoted(shlex.join(argv))}, which cannot be started ({error.strerror}: {quoted(program)!r})"
     return CommandNotFoundError(f"{found}; expected {expected}")
+
+
+def _as_list(argv: Sequence[str]) -> list[str] | None:
+    """Return the list of words for a command ``argv`` that is written like a line for a shell; None for others."""
+    program, *rest = argv
+    if not any(letter.isspace() for letter in program):
+        return ["env", *argv] if _ASSIGNMENT.match(program) else None
+    if _SHELL.search(program) or _ASSIGNMENT.match(program):
+        return ["sh", "-c", program, *rest]
+    return [*program.split(), *rest]
+
+
+def _yaml(word: str) -> str:
+    text = quoted(word)
+    return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "''") + "'"
 
 
 def quoted(text: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT
 
 _DRAIN_S = 1.0
+_OBSERVER = "dljob: did not observe the structure of this script"
+"""Beginning of a line that the observer of a script may write when the script ends (``observation.observer``)."""
 BAR_S = 10.0
 """Minimum seconds between two versions of the same line, such as a progress bar, in the log."""
 
@@ -39,8 +41,13 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last ``MAX_LOG_TAIL`` characters of the output."""
-        return self._tail.decode(errors="replace")[-MAX_LOG_TAIL:]
+        """The last ``MAX_LOG_TAIL`` characters of the output, without a last line of the observer of scripts.
+
+        It explains a failure of the script, about which that line says nothing.
+        """
+        text = self._tail.decode(errors="replace")
+        before, newline, last = text.removesuffix("\n").rpartition("\n")
+        return (before + newline if last.startswith(_OBSERVER) else text)[-MAX_LOG_TAIL:]
 
     async def drained(self) -> None:
         """Wait for the end of the output, but at most 1 s, because a grandchild may keep the pipe open."""

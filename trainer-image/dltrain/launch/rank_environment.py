@@ -95,7 +95,8 @@ def framework_environment(
     if plan.checkpoint.enabled:
         found[CHECKPOINT_VARIABLE] = str(job_directory(plan))
     path = found.get("PYTHONPATH", base.get("PYTHONPATH"))
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, (path, str(STARTUP))))
+    # Before all others: Python runs only the first sitecustomize that it finds. That of dljob runs the next one itself.
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
     if rank.rank == 0 and base.get(OBSERVE_VARIABLE, "on").lower() not in OFF:
         found[OBSERVE_ENV] = "on"
     return found

@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import ctypes
 import gc
+import importlib.machinery
 import json
 import os
 import runpy
@@ -33,7 +34,7 @@ from typing import Any
 from dltrain.host.command_errors import CANNOT_START, NOT_FOUND, missing, without_u
 from dltrain.launch.inherited_socket import hand_over
 from dltrain.protocol.rank_variables import OBSERVE_ENV
-from dltrain.startup import gloo_threads, nested_launcher
+from dltrain.startup import gloo_threads, imports, nested_launcher
 
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
@@ -198,10 +199,13 @@ def become_rank(order: Order, output: int, parent: int) -> None:
     os.environ.update(order.env)
     os.chdir(order.cwd)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.orig_argv[:] = [sys.executable, *order.argv]
     if "numpy.random" in sys.modules:  # Otherwise all forks share one seed.
         sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-        sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+        if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+            torch.set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
 
 
 def run_mpi_program(order: Order, library: str) -> None:
@@ -236,10 +240,13 @@ def _end_now(code: int) -> None:
 def run(order: Order) -> None:
     """Run an order's Python command in this process as the interpreter would, in a fresh ``__main__``.
 
-    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty. If the file is a
-    launcher such as /usr/bin/torchrun, an interpreter replaces this process and runs the launcher's script.
+    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. If the file is a launcher such as /usr/bin/torchrun, an
+    interpreter replaces this process and runs the launcher's script.
+
+    An error of the script is shown as by the interpreter, without the frames of this module, and raised as SystemExit.
     """
     nested_launcher.replace_launcher(os.environ, b"".join(os.fsencode(word) + b"\0" for word in ("", *order.argv)))
+    nested_launcher.replace_launches(os.environ)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.
@@ -248,6 +255,26 @@ def run(order: Order) -> None:
         sys.path.append(str(COMPATIBILITY))
     if "MASTER_ADDR" in os.environ:
         gloo_threads.end_at_exit()
+    try:
+        _run_as_main(order, main)
+    except (SystemExit, KeyboardInterrupt):  # The interpreter ends with the code, and by the signal.
+        raise
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        _show(error)
+        raise SystemExit(1) from None
+
+
+def _show(error: BaseException) -> None:
+    """Show an error that ends the script, with the frames of the script alone."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _run_as_main(order: Order, main: types.ModuleType) -> None:
     match without_u(order.argv):
         case ("-m", module, *rest):
             sys.argv = ["-m", *rest]
@@ -266,6 +293,7 @@ def run(order: Order) -> None:
                 sys.exit(NOT_FOUND)
             sys.path.insert(0, str(path.resolve().parent))
             main.__dict__["__file__"] = str(path)
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
             exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
@@ -319,7 +347,7 @@ def main() -> None:
     if os.environ.get(OBSERVE_ENV):
         from dltrain.observation import observer
 
-        observer.start(os.environ)
+        observer.start(os.environ, imports.after_import)
     if (library := os.environ.get(MPI_PROGRAM_ENV)) is not None:
         run_mpi_program(order, library)
     else:

@@ -21,7 +21,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from statistics import median
 from typing import Any
 
@@ -43,17 +43,25 @@ SEND_S = 1.0
 """Maximum seconds for which a message may delay the script."""
 LIMIT_S = 30.0
 """Seconds for which a step is observed, if the step before did not last a third of it or more."""
+GAVE_UP = "did not observe the structure of this script"
+"""Beginning of the line in the log that says why there is no structure."""
+ALONE = (
+    "found {} ranks, and rank 0 updates its model without a process group; expected one, because otherwise each rank "
+    "trains a model of its own. Call torch.distributed.init_process_group and reduce the gradients, for example with "
+    "DistributedDataParallel, or start one rank"
+)
+"""Line in the log about a script that is not distributed although the job has several ranks."""
 _OPTIMIZERS = "torch.optim.optimizer"
 
 _started = False
 
 
-def start(environ: MutableMapping[str, str]) -> None:
+def start(environ: MutableMapping[str, str], after_import: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Observe this process if the agent asks for it. Do it once, also if this function is called again.
 
     The first process that imports torch is the rank's own. It writes its process id to the variable with which the
     agent asks, so that the processes that it starts do not report, too. A program that replaces it (``exec``) has the
-    same id. ``environ``: the environment variables of the rank.
+    same id. ``environ``: the environment variables of the rank. ``after_import``: ``startup.imports.after_import``.
     """
     global _started
     path = environ.get(SOCKET_ENV)
@@ -66,35 +74,7 @@ def start(environ: MutableMapping[str, str]) -> None:
         environ[OBSERVE_ENV] = str(os.getpid())
         observer.install(module)
 
-    module = sys.modules.get(_OPTIMIZERS)
-    if module is None:
-        sys.meta_path.insert(0, _Awaiting(_OPTIMIZERS, install))
-    else:
-        install(module)
-
-
-class _Awaiting:
-    """A finder of modules that calls ``then`` with the module ``name`` after the script has imported it."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            load, then = spec.loader.exec_module, self._then
-
-            def exec_module(module: Any) -> None:
-                load(module)
-                then(module)
-
-            with contextlib.suppress(AttributeError):  # A loader that cannot be changed: there is no observation.
-                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    after_import(_OPTIMIZERS, install)
 
 
 class _StepTimes:
@@ -129,6 +109,7 @@ class Observer:
         self._path = path
         self._rank = _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
         self._world_size = _number(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
+        self._torchrun = "TORCHELASTIC_RUN_ID" in environ
         self._pid = os.getpid()
         self._off = False
         """True once the observer has given up. Its hook stays, because torch iterates over the hooks that it calls."""
@@ -194,6 +175,8 @@ class Observer:
         elif self._last_s is not None and profiled is None:
             self._times.add(now_s - self._last_s)
         before_s, self._last_s = self._last_s, time.monotonic()
+        if self._steps == WARM_UP and self._torchrun and self._world_size > 1 and not _has_process_group():
+            self._say(ALONE.format(self._world_size))
         if self._steps == WARM_UP - 1:
             self._functions = FunctionCounts()
         if self._found is None and self._steps >= WARM_UP:
@@ -246,7 +229,7 @@ class Observer:
         if step is not None and not step.end():
             self._ending.append(step)
         self._off, self._found = True, None
-        self._say("did not observe the structure of this script: %s. The script is not affected" % reason)  # noqa: UP031
+        self._say("%s: %s. The script is not affected" % (GAVE_UP, reason))  # noqa: UP031
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -266,6 +249,11 @@ def _is_part_of_update(optimizer: Any, hooked: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _has_process_group() -> bool:
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:

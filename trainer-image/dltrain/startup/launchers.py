@@ -31,6 +31,8 @@ _UNUSED = (
 _MODULE, _NO_PYTHON = ("-m", "--module"), ("--no-python",)
 TORCHRUN_VALUES = (*_PLANNED, *_UNUSED)
 TORCHRUN_FLAGS = ("--standalone", "--run-path", *_MODULE, *_NO_PYTHON)
+_USE_ENV = ("--use-env",)
+"""An option of torch.distributed.launch: the script gets its local rank as a variable alone, as with torchrun."""
 
 ACCELERATE_PLANNED = (
     "--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port", "--rdzv-backend",
@@ -51,7 +53,7 @@ _SIMPLE_PRECISIONS = ("no", "fp16", "bf16")
 ACCELERATE_SCRIPT = Path(__file__).with_name("accelerate_script.py")
 """The program that asks the installed Accelerate what the other options and a configuration file mean."""
 
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_TORCHRUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch"
 _ACCELERATE_MODULE = "accelerate.commands.launch"
 _ACCELERATE_CLI = ("accelerate.commands.accelerate_cli", "launch")
 _ACCELERATE_PROGRAM = "accelerate-launch"
@@ -74,13 +76,17 @@ def script_command(
     command: Command,
     which: Callable[[str], str | None] = lambda _: None,
     has_accelerate_config: Callable[[], bool] = lambda: False,
+    local_rank: Callable[[], str] | None = None,
 ) -> ScriptCommand:
     """Return the command that each rank runs for the user's ``command``, which may begin with a launcher.
 
     If it begins with torchrun or accelerate launch, the result starts the script, by default with the Python
     interpreter in the launcher's folder. ``which``: returns the path of a program on the PATH, or None; it is called to
     find this folder. ``has_accelerate_config``: returns True if there is a default configuration file of Accelerate.
-    Raise ValueError for deepspeed, and for an option of torchrun that the agent does not support.
+    ``local_rank``: returns the argument by which torch.distributed.launch tells a script its local rank. It depends on
+    the installed PyTorch. With None, a command that needs it stays as it is, so that the Python of the rank replaces
+    the launcher (``nested_launcher``). Raise ValueError for deepspeed, and for an option of torchrun that the agent
+    does not support.
     """
     name = PurePath(command[0]).name if command else ""
     if name == "deepspeed":
@@ -97,8 +103,10 @@ def script_command(
     if name.startswith("python"):
         rest = command[2:] if command[1:2] == ("-u",) else command[1:]
         if rest[:1] == ("-m",) and rest[1:2]:
-            if rest[1] in _TORCHRUN_MODULES:
+            if rest[1] == _TORCHRUN_MODULE:
                 return _torchrun(rest[2:], command[0])
+            if rest[1] == _LAUNCH_MODULE:
+                return _distributed_launch(rest[2:], command, local_rank)
             if rest[1:3] == _ACCELERATE_CLI:
                 return _accelerate(rest[3:], command[0], has_accelerate_config)
             if rest[1] == _ACCELERATE_MODULE:
@@ -121,6 +129,23 @@ def _torchrun(arguments: Command, python: str) -> ScriptCommand:
     options, rest = _parsed("torchrun", arguments, TORCHRUN_VALUES, TORCHRUN_FLAGS)
     overridden = tuple(name for name, _ in options if name in _PLANNED)
     return ScriptCommand(_started(options, rest, python), {}, overridden)
+
+
+def _distributed_launch(arguments: Command, command: Command, local_rank: Callable[[], str] | None) -> ScriptCommand:
+    """Return the command that replaces ``command``, torch.distributed.launch with these ``arguments``."""
+    options, rest = _parsed(_LAUNCH_MODULE, arguments, TORCHRUN_VALUES, (*TORCHRUN_FLAGS, *_USE_ENV))
+    overridden = tuple(name for name, _ in options if name in _PLANNED)
+    names = {name for name, _ in options}
+    if not names & set(_USE_ENV):
+        if names & set(_NO_PYTHON):
+            raise ValueError(
+                f"trainer.command: found --no-python without --use-env for {_LAUNCH_MODULE}; expected both. Add "
+                "--use-env, or use torchrun"
+            )
+        if local_rank is None:
+            return ScriptCommand(command)
+        rest = (rest[0], local_rank(), *rest[1:])
+    return ScriptCommand(_started(options, rest, command[0]), {}, overridden)
 
 
 def _accelerate(arguments: Command, python: str, has_config: Callable[[], bool]) -> ScriptCommand:

@@ -2,7 +2,8 @@
 
 The agent replaces a launcher at the beginning of a job's command (``launchers``). It cannot see one in a shell script
 or in a program. Each rank would then start all ranks once more. Launchers are Python programs, and each Python of a
-rank calls this module when it starts (``path/sitecustomize.py``).
+rank calls this module when it starts (``path/sitecustomize.py``). Launchers that this module does not know, such as
+``tune run`` of torchtune and ``fabric run`` of Lightning, call the function of torchrun that starts processes.
 
 This module must run in the Python of any image. It therefore needs the standard library of Python 3.8 only, and imports
 nothing of dltrain but its neighbor.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 EXIT_BAD_INPUT = 64
 """As in dlcontract."""
@@ -51,7 +53,9 @@ def replace_launcher(environ: Mapping[str, str], line: bytes | None = None) -> N
         return any(os.path.isfile(path) for path in launchers.accelerate_configs(environ))  # noqa: PTH113
 
     try:
-        script = launchers.script_command(command, has_accelerate_config=has_config)
+        script = launchers.script_command(
+            command, has_accelerate_config=has_config, local_rank=lambda: _local_rank(environ)
+        )
     except ValueError as error:
         _say(f"{error}")
         os._exit(EXIT_BAD_INPUT)  # Python is still starting, and would print a traceback of SystemExit.
@@ -60,6 +64,49 @@ def replace_launcher(environ: Mapping[str, str], line: bytes | None = None) -> N
     if script.overridden and environ["RANK"] == "0":
         _say(f"found {', '.join(script.overridden)}; these options have no effect, because the plan sets them")
     os.execvpe(script.command[0], script.command, {**environ, **script.env})
+
+
+def replace_launches(environ: Mapping[str, str]) -> None:
+    """Let the function of torchrun that starts processes replace this process by the script, if this is a rank.
+
+    ``environ``: the environment variables of this process.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return
+    from .imports import after_import
+
+    def replace(module: Any) -> None:
+        module.run = _run_once
+
+    after_import("torch.distributed.run", replace)
+
+
+def _run_once(args: Any) -> None:
+    """Run the script of ``args``, the options that torchrun has read, in place of this process."""
+    command = [args.training_script, *args.training_script_args]
+    if not args.no_python:
+        command = [sys.executable, "-u", *(["-m"] if args.module else []), *command]
+    if os.environ["RANK"] == "0":
+        _say(
+            "found a program that starts processes with torchrun; expected the plan to set their number. Each rank "
+            "runs its script once, and its options about processes have no effect"
+        )
+    sys.stdout.flush()
+    os.execvp(command[0], command)
+
+
+def _local_rank(environ: Mapping[str, str]) -> str:
+    """Return the argument by which torch.distributed.launch tells a script its local rank.
+
+    Its name has a dash since PyTorch 2.0, and an underscore before.
+    """
+    from importlib import metadata
+
+    try:
+        has_dash = int(metadata.version("torch").partition(".")[0]) >= 2
+    except (metadata.PackageNotFoundError, ValueError):  # PyTorch was built from source, without metadata.
+        has_dash = True
+    return f"{'--local-rank' if has_dash else '--local_rank'}={environ.get('LOCAL_RANK', '0')}"
 
 
 def launcher_command(words: Sequence[str]) -> tuple[str, ...] | None:

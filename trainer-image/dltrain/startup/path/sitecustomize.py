@@ -1,6 +1,6 @@
 """Prepare a Python interpreter of a rank, and then run the image's own ``sitecustomize``.
 
-Every Python imports a module of this name when it starts. The agent appends this folder to the PYTHONPATH of each rank
+Every Python imports a module of this name when it starts. The agent puts this folder before the PYTHONPATH of each rank
 that runs a script for torchrun or an MPI program, so that it also works if a shell script starts Python. A
 launcher such as torchrun then becomes its script, gloo's threads end before the interpreter does, and rank 0 is
 observed. No error in here may reach the script.
@@ -33,14 +33,18 @@ if sys.version_info >= (3, 8):  # noqa: UP036 - the Python of any image may read
         return alias
 
     with contextlib.suppress(Exception):  # The script must run whatever happens here.
-        importlib.import_module(_package("startup") + ".nested_launcher").replace_launcher(os.environ)
+        _launcher = importlib.import_module(_package("startup") + ".nested_launcher")
+        _launcher.replace_launcher(os.environ)
+        _launcher.replace_launches(os.environ)
 
     with contextlib.suppress(Exception):
         importlib.import_module("_dljob_startup.gloo_threads").end_at_exit()
 
     with contextlib.suppress(Exception):
         if os.environ.get("DLTRAIN_OBSERVE") in ("on", str(os.getpid())):  # ``observer.start`` explains it.
-            importlib.import_module(_package("observation") + ".observer").start(os.environ)
+            importlib.import_module(_package("observation") + ".observer").start(
+                os.environ, importlib.import_module("_dljob_startup.imports").after_import
+            )
 
     try:
         _others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _own]  # noqa: PTH100
