@@ -25,6 +25,8 @@ STEPS = {
     "zero": 800,
 }  # fmt: skip
 """Steps of each program: long enough to be killed after a checkpoint, and before the end."""
+ZERO_PARAMETERS = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
+"""Number of parameters of the model in ``zero.py``."""
 MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 400}}
 """Variables of the MPI programs, with which a run takes about a minute. The shorter runs of the examples end too soon."""
 
@@ -88,6 +90,8 @@ def test_zero_3_resumes_after_a_kill(image: str, kubectl: Kubectl) -> None:
     done = killed_once(kubectl, "zero-3")
     assert (done["status"]["progress"]["step"], done["status"]["progress"]["percent"]) == (STEPS["zero"], 100)
     assert resumed_from(kubectl, "zero-3") >= 20
+    output = "".join(outputs_of(kubectl.get("configmap", "zero-3-logs") or {}).values())
+    assert f"observed a step: {ZERO_PARAMETERS:,} parameters" in output
 
 
 @pytest.mark.parametrize("name", sorted(MPI_PROGRAMS))
