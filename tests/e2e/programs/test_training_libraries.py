@@ -20,8 +20,13 @@ LAUNCHERS = {
     "accelerate_loop": ("python", "-m", "accelerate.commands.launch", "--config_file", "/programs/accelerate.yml"),
 }
 """Commands that start a program in the place of torchrun."""
-STEPS = {"hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "stream": 400, "fsdp": 800, "gan": 6000}
+STEPS = {
+    "hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "stream": 400, "fsdp": 800, "gan": 6000,
+    "zero": 800,
+}  # fmt: skip
 """Steps of each program: long enough to be killed after a checkpoint, and before the end."""
+ZERO_PARAMETERS = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
+"""Number of parameters of the model in ``zero.py``."""
 MPI_SIZES = {"mpi": {"STEPS": 3000, "SAMPLES": 200_000}, "horovod": {"EPOCHS": 400}}
 """Variables of the MPI programs, with which a run takes about a minute. The shorter runs of the examples end too soon."""
 
@@ -74,6 +79,19 @@ def test_compiled_program_resumes_in_an_image_with_its_own_pytorch(admin: Kubect
     assert (done["status"]["progress"]["step"], done["status"]["progress"]["percent"]) == (STEPS["stream"], 100)
     assert resumed_from(kubectl, "compiled") >= 20
     assert "backend inductor" in "".join(outputs_of(kubectl.get("configmap", "compiled-logs") or {}).values())
+
+
+def test_zero_3_resumes_after_a_kill(image: str, kubectl: Kubectl) -> None:
+    """DeepSpeed divides the parameters, too. The job resumes from the parts of both ranks."""
+    made, programs = job("zero", image)
+    made["metadata"]["name"] = "zero-3"
+    made["spec"]["trainer"]["env"].append({"name": "ZERO_STAGE", "value": "3"})
+    kubectl.apply(programs, made)
+    done = killed_once(kubectl, "zero-3")
+    assert (done["status"]["progress"]["step"], done["status"]["progress"]["percent"]) == (STEPS["zero"], 100)
+    assert resumed_from(kubectl, "zero-3") >= 20
+    output = "".join(outputs_of(kubectl.get("configmap", "zero-3-logs") or {}).values())
+    assert f"observed a step: {ZERO_PARAMETERS:,} parameters" in output
 
 
 @pytest.mark.parametrize("name", sorted(MPI_PROGRAMS))

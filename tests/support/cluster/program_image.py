@@ -22,6 +22,8 @@ from support.cluster.kubectl import ROOT
 PROGRAMS = ROOT / "examples/programs"
 REQUIREMENTS = PROGRAMS / "requirements.txt"
 SITE_PACKAGES = "opt/dljob/lib/python3.11/site-packages"
+SOURCES = ("deepspeed",)
+"""Packages without a wheel, which the setuptools of this environment builds. They are Python for any version."""
 
 
 @contextmanager
@@ -69,7 +71,8 @@ def _packages(name: str, requirements: Path, python: str) -> Path:
         shutil.rmtree(new, ignore_errors=True)
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", new)
         wheels = ("--no-deps", "--no-compile", "--only-binary=:all:", f"--python-version={python}")
-        subprocess.run([*pip, *wheels, "--require-hashes", "-r", requirements], check=True, timeout=600)
+        sources = (f"--no-binary={','.join(SOURCES)}", "--no-build-isolation")
+        subprocess.run([*pip, *wheels, *sources, "--require-hashes", "-r", requirements], check=True, timeout=600)
         new.rename(made)
     return made
 

@@ -13,6 +13,9 @@ from .counting import counting_mode, tensors_in
 from .host_counting import host_calls, in_backward_pass, operator_counts
 
 COMPILED = "the script uses torch.compile"
+_MUON, _COMPILED_FUNCTION = "deepspeed.runtime.zero.muon.original_muon", "_torchdynamo_orig_callable"
+"""A module that DeepSpeed imports for every optimizer with ZeRO, although only that of Muon calls the functions for
+which it calls torch.compile, and the attribute of such functions."""
 
 
 class ObservedStep:
@@ -159,7 +162,7 @@ class ObservedStep:
             try:
                 for p in module.parameters():
                     sizes, size = (self._sizes, 1) if p.requires_grad else (self._frozen, p.element_size())
-                    sizes[id(p)] = p.numel() * size
+                    sizes[id(p)] = _numel(p) * size
                 mode = counting_mode([*module.parameters(), *module.buffers()])
                 mode.__enter__()
                 self._mode = mode
@@ -210,8 +213,8 @@ class ObservedStep:
             return
         self._modes = [each for each in [*self._modes, mode] if each.kept_nbytes()]
         self._kept_nbytes = max(self._kept_nbytes, sum(each.kept_nbytes() for each in self._modes))
-        everything = sum(p.numel() for p in module.parameters())
-        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        everything = sum(_numel(p) for p in module.parameters())
+        trained = sum(_numel(p) for p in module.parameters() if p.requires_grad)
         # The backward pass makes the gradients of activations, and those of the parameters that are trained.
         self._flops += forward_FLOPs * (2 + (trained / everything if everything else 0))
         if not trained:
@@ -232,6 +235,15 @@ class ObservedStep:
         for kind, (_, flops, read_nbytes, written_nbytes) in mode.work.items():
             self._flops += flops
             self._work.setdefault(kind, [1, 0.0, 0.0])[2] += read_nbytes + written_nbytes
+
+
+def _numel(parameter: Any) -> int:
+    """Return the number of elements of a whole parameter.
+
+    DeepSpeed's ZeRO-3 leaves a parameter empty while its layer does not run, and stores its size beside it. The number
+    of elements of PyTorch's own sharded parameters (``DTensor``) is that of the whole parameter.
+    """
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _slots(optimizers: Any) -> int:
@@ -257,4 +269,7 @@ def is_compiled() -> bool:
     utils, frames = sys.modules.get("torch._dynamo.utils"), sys.modules.get("torch._dynamo.eval_frame")
     if utils is not None and utils.counters["stats"]["unique_graphs"]:
         return True
-    return any(backend is not None for backend in dict(getattr(frames, "cached_backends", {})).values())
+    backends = [each for each in dict(getattr(frames, "cached_backends", {})).values() if each is not None]
+    # Each call of torch.compile adds a backend. Nothing is compiled until its result is called.
+    functions = list(vars(sys.modules[_MUON]).values()) if _MUON in sys.modules else []
+    return len(backends) > sum(hasattr(each, _COMPILED_FUNCTION) for each in functions)
