@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 LARGEST_RATIO = 20.0
 """Factor between ``one_s`` and the reference time from which on communication does not grow further (``log_growth``).
 
-The factor in the public measurements from which the prior was chosen is at most 10."""
+The factor is at most 5 in the public measurements from which the prior was chosen."""
 
 
 @dataclass(frozen=True)
