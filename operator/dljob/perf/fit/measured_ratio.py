@@ -1,4 +1,4 @@
-"""Ratios of measured step times of one device to its nondecreasing curve (``curve``).
+"""Ratios of measured step times of one device to its nondecreasing curve.
 
 A curve never decreases, because splits of a batch need that. Measured times may: libraries choose other algorithms for
 other batches. For example, a K80 needs 204 ms for 16 samples of ResNet-18, and 127 ms for 32 (Gavel, OSDI 2020). Steps
