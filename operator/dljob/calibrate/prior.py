@@ -46,8 +46,9 @@ class Prior:
     each constant. All other standard deviations are those of log(seconds).
 
     The values were chosen so that they suit three workloads on one cluster. The mean of ``log_gamma`` was chosen so
-    that it suits four clusters. Its deviation, ``smooth`` and the distribution of ``log_growth`` were chosen by
-    cross-validation over 18 workloads on these four (design note 0006).
+    that it suits four clusters. Its deviation was chosen by cross-validation over 18 workloads on these four, and
+    so was the deviation of ``log_growth``. The mean of ``log_growth`` and ``smooth`` were chosen on all of them (design
+    note 0006).
     """
 
     mean: Constants = MEAN
@@ -60,7 +61,7 @@ class Prior:
     """Length scale of the ``network`` factor in log(nodes), log(devices) and log(devices on the busiest node)."""
     batch: float = 0.035
     """Standard deviation of a factor on the computing time that all runs with the same batch have in common."""
-    smooth: float = 0.1
+    smooth: float = 0.09
     """Standard deviation of a factor on the whole step time that varies smoothly over runs."""
     smooth_reach: float = 0.45
     """Length scale of the ``smooth`` factor in four logarithms.
