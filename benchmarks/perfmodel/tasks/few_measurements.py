@@ -92,8 +92,11 @@ def of_gavel(directory: Path) -> Iterator[DataSet]:
                 yield DataSet(f"gavel {device.upper()}", workload, Task(one, tuple(sorted(found))), found)
 
 
-def score(data: DataSet, count: int, seeds: int, prior: Prior | None = None) -> Score | None:
-    """Score one data set; None if it has too few placements for ``count`` measurements."""
+def score(data: DataSet, count: int, seeds: int, prior: Prior | None = None, with_simple: bool = True) -> Score | None:
+    """Score one data set; None if it has too few placements for ``count`` measurements.
+
+    ``with_simple``: False to leave out the simple model, whose scores are then NaN.
+    """
     keys = data.task.keys
     if len(keys) < count + MIN_KEYS // 2:
         return None
@@ -105,7 +108,7 @@ def score(data: DataSet, count: int, seeds: int, prior: Prior | None = None) -> 
         hidden[drawn] = False
         probes: Probes = [(keys[i], data.measured[keys[i]]) for i in sorted(drawn)]
         p = ours(data.task, probes, LEVEL) if prior is None else ours(data.task, probes, LEVEL, prior)
-        other = simple(data.task, probes)
+        other = simple(data.task, probes) if with_simple else np.full(len(keys), np.nan)
         found.append(
             (
                 median(ape(measured_s, p.median_s)[hidden]),

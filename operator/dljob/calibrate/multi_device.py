@@ -21,9 +21,9 @@ MAX_PLACES = 64
 MAX_RUNS = 20
 """Maximum number of runs that count in the mean of a ``StepPoint``, so that later runs keep some weight."""
 _ALONE = 1e6
-"""Factor by which the computing time is changed to predict a step that only computes, or that only communicates.
+"""Factor by which the communication time is changed to predict a step that only computes, or that only communicates.
 
-Multiplied by this factor, the computing time makes communication negligible. Divided by it, it is negligible itself.
+Divided by this factor, the communication time is negligible. Multiplied by it, it makes computing negligible.
 """
 
 
@@ -84,8 +84,8 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
     return Scaling(
         constants=c,
         reference_s=reference_s,
-        compute_deviation=_deviation(posterior, _runs(at, lambda batch: _ALONE * one_s(batch))),
-        communication_deviation=_deviation(posterior, _runs(at, lambda batch: one_s(batch) / _ALONE)),
+        compute_deviation=_deviation(posterior, _runs(at, one_s, 1 / _ALONE)),
+        communication_deviation=_deviation(posterior, _runs(at, one_s, _ALONE)),
     )
 
 
@@ -121,9 +121,9 @@ def _powers(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length())]
 
 
-def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
+def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float], communication_ratio: float = 1.0) -> Runs:
     columns = [(p.place.nodes, p.place.node_devices, p.place.devices, p.batch, one_s(p.batch)) for p in points]
-    return Runs(*np.array(columns, dtype=float).T)
+    return Runs(*np.array(columns, dtype=float).T, communication_ratio=np.full(len(points), communication_ratio))
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:

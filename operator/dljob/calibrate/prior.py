@@ -21,6 +21,7 @@ MEAN = Constants(
     crowding=0.03,
     log_intra=-2.8,
     intra_power=0.6,
+    log_growth=-3.0,
 )
 DEVIATION = Constants(
     log_inter=1.5,
@@ -33,6 +34,7 @@ DEVIATION = Constants(
     crowding=0.12,
     log_intra=1.2,
     intra_power=0.5,
+    log_growth=1.5,
 )
 
 
@@ -44,8 +46,9 @@ class Prior:
     each constant. All other standard deviations are those of log(seconds).
 
     The values were chosen so that they suit three workloads on one cluster. The mean of ``log_gamma`` was chosen so
-    that it suits four clusters. Its deviation and ``smooth`` were chosen by cross-validation over 18 workloads on these
-    four (design note 0006).
+    that it suits four clusters. Its deviation was chosen by cross-validation over 18 workloads on these four, and
+    so was the deviation of ``log_growth``. The mean of ``log_growth`` and ``smooth`` were chosen on all of them (design
+    note 0006).
     """
 
     mean: Constants = MEAN
@@ -58,7 +61,7 @@ class Prior:
     """Length scale of the ``network`` factor in log(nodes), log(devices) and log(devices on the busiest node)."""
     batch: float = 0.035
     """Standard deviation of a factor on the computing time that all runs with the same batch have in common."""
-    smooth: float = 0.1
+    smooth: float = 0.09
     """Standard deviation of a factor on the whole step time that varies smoothly over runs."""
     smooth_reach: float = 0.45
     """Length scale of the ``smooth`` factor in four logarithms.
@@ -74,8 +77,8 @@ class Prior:
     """Degrees of freedom of the noise, which has Student's t distribution."""
 
 
-PROBING = Prior(deviation=replace(DEVIATION, log_gamma=0.9), smooth=0.08)
-"""Prior with which the next run to measure is chosen.
+PROBING = Prior(mean=replace(MEAN, log_growth=-30.0), deviation=replace(DEVIATION, log_gamma=0.9), smooth=0.08)
+"""Prior with which the next run to measure is chosen. Communication does not grow with the batch.
 
 Measurements that are chosen with the wide deviation of ``log_gamma`` in ``DEVIATION`` improve predictions of other runs
 less: the choice uses derivatives, and favours runs that tell most about the overlap (design note 0006).

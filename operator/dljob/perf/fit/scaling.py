@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+LARGEST_RATIO = 20.0
+"""Factor between ``one_s`` and the reference time from which on communication does not grow further (``log_growth``).
+
+The factor is at most 5 in the public measurements from which the prior was chosen."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,10 @@ class Contention:
 class Constants:
     """Fitted constants of a workload on a type of cluster. They are logarithms and exponents, so any value is valid.
 
-    The function ``steps`` has the formulas. The first four constants describe communication between nodes, and the last
-    two communication within a node. ``log_gamma`` describes the overlap of computing and communication. ``spread``,
-    ``sharing`` and ``crowding`` describe how much other nodes and other devices slow down computing.
+    The function ``steps`` has the formulas. The first four constants and ``log_growth`` describe communication between
+    nodes. ``log_intra`` and ``intra_power`` describe communication within a node. ``log_gamma`` describes the overlap
+    of computing and communication. ``spread``, ``sharing`` and ``crowding`` describe how much other nodes and other
+    devices slow down computing.
     """
 
     log_inter: float
@@ -103,6 +108,11 @@ class Constants:
     """log(time of an all-reduce between two devices of one node / typical step time on one device)."""
     intra_power: float
     """Exponent p in the time of an all-reduce within a node of k devices, which is proportional to (k - 1)^p."""
+    log_growth: float = -3.0
+    """log(exponent p in the factor t^p on communication between nodes).
+
+    t is the step time on one device with the run's batch, divided by its typical value.
+    """
 
     def vector(self) -> Floats:
         return np.array([getattr(self, f.name) for f in fields(self)])
@@ -127,13 +137,14 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     """Predict the step times of ``runs`` (as logarithms) with the constants ``c``, and their derivatives by ``c``.
 
     A run has n devices on N nodes, and k devices on the node with the most devices. The lines below give times in
-    seconds. Most names in them are fields of ``runs`` or ``c``, but ``inter``, ``latency`` and ``intra`` are the
-    exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the exponential of
-    ``log_gamma``. [N > 1] is 1 if N > 1, else 0. ``reference_s``: a typical value of ``one_s``.
+    seconds. Most names in them are fields of ``runs`` or ``c``, but ``inter``, ``latency``, ``intra`` and ``growth``
+    are the exponentials of the constants ``log_inter``, ``log_latency``, ``log_intra`` and ``log_growth``. gamma is 1
+    plus the exponential of ``log_gamma``. [N > 1] is 1 if N > 1, else 0. ``reference_s``: a typical value of ``one_s``.
 
     computing = one_s exp(spread [N > 1] + sharing 2 (1 - 1/k) + crowding ln k)
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume
-    (Patarasuk, Yuan 2009) through a network that a node's devices share, and the ring's latency
+    (Patarasuk, Yuan 2009) through a network that a node's devices share, and the ring's latency; all this times
+    (one_s / reference_s)^growth, because measured communication between nodes takes longer beside larger batches
     within a node = reference_s intra (k - 1)^intra_power
     communication = (between nodes, or within a node if N = 1) times ``runs.communication_ratio``
     step = (computing^gamma + communication^gamma)^(1/gamma): a soft maximum, as in Pollux (OSDI 2021), section 3.2
@@ -146,7 +157,9 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     latency = np.exp(c.log_latency) * others
     log_further = np.log(np.maximum(runs.busiest - 1, 1))
     scale = np.log(reference_s)
-    log_inter = scale + c.log_inter + np.log(np.where(far, volume + latency, 1.0))
+    growth = np.exp(c.log_growth)
+    log_ratio = np.clip(np.log(runs.one_s) - scale, -log(LARGEST_RATIO), log(LARGEST_RATIO))
+    log_inter = scale + c.log_inter + np.log(np.where(far, volume + latency, 1.0)) + growth * log_ratio
     log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further) + np.log(
         runs.communication_ratio
     )
@@ -169,6 +182,7 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
             (1 - share) * log_k,
             share * near,
             share * near * log_further,
+            share * far * log_ratio * growth,
         ],
         axis=1,
     )

@@ -216,7 +216,8 @@ def evaluate(
         )
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
-        one_s = (busy_s - data_s) / slowest.option.slowdown
+        to_curve = slowest.option.ratio.at(share / slowest.option.micro_batches)
+        one_s = (busy_s - data_s) * to_curve / slowest.option.slowdown
         nbytes = workload.gradient_nbytes
         ratio = float(communication_ratio(collective, nbytes, ranks, nodes, link, workload.tensors, request.backend))
         at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))

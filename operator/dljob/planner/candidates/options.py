@@ -10,6 +10,7 @@ from dljob.calibrate.scaling import Posterior
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
+from dljob.perf.fit.measured_ratio import ON_CURVE, MeasuredRatio
 from dljob.perf.resources import energy, memory, power
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.perf.step import communication, input_data
@@ -76,6 +77,8 @@ class Option:
     shared_slowdown: float = 1.0
     """Factor by which all other ranks of its machine slow down computing, on its node and others; both curves include
     it."""
+    ratio: MeasuredRatio = ON_CURVE
+    """Measured computing times / ``computing``, over a micro-batch. Predictions from ``steps`` include it."""
     packing: float = 1.0
     """Factor by which the slowest rank of a machine exceeds the mean (``node_layout.packing_of``)."""
     min_nodes: int = 1
@@ -254,6 +257,7 @@ def _with_nodes(
             slowdown=found.slowdown,
             shared_slowdown=found.shared_slowdown,
             packing=found.packing,
+            ratio=found.ratio,
             cores=cores,
             strategy=strategy,
             min_ranks=min_ranks,

@@ -66,7 +66,7 @@ def _share(request: Request, ranks: int) -> int:
 
 
 def _alone_s(option: Option, share: int) -> float:
-    return option.computing.seconds(share) / option.slowdown
+    return option.computing.seconds(share) * option.ratio.at(share / option.micro_batches) / option.slowdown
 
 
 def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Runs:

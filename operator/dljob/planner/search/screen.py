@@ -335,10 +335,14 @@ class Screen:
             for i in np.unique(which).tolist():
                 option, mine = self.options[i], which == i
                 share[mine] = np.ceil(option.curve.samples_array(compute_s[at[mine]]) - WHOLE)
-                share[mine] = np.clip(share[mine], 1, min(int(self._largest[i]), batch))
+                # Where the curve is flat, many batches take this time. Most candidates have nearly equal batches.
+                even = np.ceil(batch / n[at[mine]])
+                flat = np.isclose(option.curve.seconds_array(even), compute_s[at[mine]], rtol=1e-9, atol=0)
+                share[mine] = np.clip(np.where(flat, even, share[mine]), 1, min(int(self._largest[i]), batch))
                 data_s[mine] = option.curve.seconds_array(share[mine]) - option.computing.seconds_array(share[mine])
                 one_s[mine] = compute_s[at[mine]] - data_s[mine]
                 one_s[mine] = np.maximum(one_s[mine], option.curve.seconds(0) / 2) / option.slowdown
+                one_s[mine] *= option.ratio.at_all(share[mine] / option.micro_batches)
             median_s, deviation = predicted(known, Runs(nodes[at], busiest[at], n[at], share, one_s, ratio[at]))
             whole_s = median_s + data_s
             worse = whole_s > slowest_s[at]

@@ -1,6 +1,6 @@
 """Tests of the model of steps on many devices, of its fit to few or bad measurements, and of the choice of probes."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ TRUE = Constants(
     crowding=0.03,
     log_intra=-1.5,
     intra_power=0.6,
+    log_growth=-2.0,
 )
 REFERENCE_S = 0.4
 
@@ -66,6 +67,7 @@ vectors = st.builds(
     lambda *x: Constants(*x),
     st.floats(-3, 3), st.floats(-0.3, 0.6), st.floats(-0.3, 0.6), st.floats(-8, -1), st.floats(-3, 2),
     st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(-0.1, 0.2), st.floats(-6, 1), st.floats(0, 1.5),
+    st.floats(-6, 0),
 )  # fmt: skip
 places = st.tuples(st.integers(1, 64), st.integers(1, 8), st.integers(1, 512)).map(
     lambda p: (p[0], p[1], p[0] - 1 + p[1], p[2])
@@ -90,13 +92,32 @@ class TestSteps:
         self, constants: Constants, at: tuple[int, int, int, int]
     ) -> None:
         where = runs(at)
-        instant = Runs(where.nodes, where.busiest, where.devices, where.batch, np.array([1e-12]))
-        silent = Constants(*[-60.0 if i in (0, 8) else v for i, v in enumerate(astuple(constants))])
+        # Change the communication time alone: it also depends on the computing time.
+        much, little = (replace(where, communication_ratio=np.array([ratio])) for ratio in (1e15, 1e-15))
         whole_s, communication_s, compute_s = (
-            float(np.exp(steps(c, r, REFERENCE_S).log_s[0]))
-            for c, r in ((constants, where), (constants, instant), (silent, where))
+            float(np.exp(steps(constants, r, REFERENCE_S).log_s[0])) for r in (where, much, little)
         )
+        communication_s /= 1e15
+        if at[2] == 1:
+            communication_s = 0.0
         assert max(communication_s, compute_s) * (1 - 1e-6) <= whole_s <= (communication_s + compute_s) * (1 + 1e-6)
+
+    @given(vectors, places, st.floats(1.0, 100.0))
+    def test_more_computing_never_shortens_a_step(
+        self, constants: Constants, at: tuple[int, int, int, int], factor: float
+    ) -> None:
+        where = runs(at)
+        longer = replace(where, one_s=factor * where.one_s)
+        before, after = (steps(constants, r, REFERENCE_S).log_s[0] for r in (where, longer))
+        assert after >= before - 1e-9
+
+    @given(vectors, st.integers(2, 8), st.integers(1, 512))
+    def test_communication_within_a_node_does_not_grow_with_the_batch(
+        self, constants: Constants, devices: int, batch: int
+    ) -> None:
+        where = runs((1, devices, devices, batch))
+        grown = replace(constants, log_growth=0.0)
+        assert steps(grown, where, REFERENCE_S).log_s == pytest.approx(steps(constants, where, REFERENCE_S).log_s)
 
     @given(vectors, st.integers(1, 512))
     def test_one_device_has_no_communication(self, constants: Constants, batch: int) -> None:
@@ -146,6 +167,15 @@ class TestFit:
         variance = np.diag(covariance)
         assert (variance[measured] <= noise[measured] * 1.001).all()
         assert variance[measured].max() < np.median(variance)
+
+    @pytest.mark.parametrize("log_growth", [-6.0, -1.0])
+    def test_growth_of_communication_is_learned_from_two_batches(self, log_growth: float) -> None:
+        grows = replace(TRUE, log_inter=1.5, log_growth=log_growth)
+        where = runs((4, 1, 4, 4), (4, 1, 4, 32), (8, 1, 8, 4), (2, 1, 2, 16))
+        posterior = fit(REFERENCE_S, where, np.exp(steps(grows, where, REFERENCE_S).log_s))
+        asked = runs((8, 1, 8, 32), (16, 1, 16, 32))
+        true = np.exp(steps(grows, asked, REFERENCE_S).log_s)
+        assert posterior.predict(asked).median_s == pytest.approx(true, rel=0.12)
 
     def test_slow_session_affects_only_runs_with_the_same_number_of_nodes(self) -> None:
         """A switch was slow while 2 nodes were measured. Predictions for 4 nodes hardly change."""

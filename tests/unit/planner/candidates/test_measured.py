@@ -1,6 +1,7 @@
 """Tests of predictions from steps measured on several devices, and of the next suggested measurement."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -39,16 +40,24 @@ def one_s(batch: int) -> float:
     return 0.02 + 0.004 * batch
 
 
-def truth(nodes: int, per_node: int, batch: int) -> float:
+def truth(nodes: int, per_node: int, batch: int, alone_s: Callable[[int], float] = one_s) -> float:
     """Return the step time of a cluster that follows the model, with a network unknown to data sheets."""
-    columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, batch, one_s(batch))]
+    columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, batch, alone_s(batch))]
     return float(np.exp(steps(TRUE, Runs(*np.array(columns)), REFERENCE_S).log_s[0]))
 
 
-def profile(*places: tuple[int, int, int], collective: str = "Torch") -> Learned:
+def slow_one_s(batch: int) -> float:
+    """Return the step time of a device that needs longer for 16 samples than for 32."""
+    return (3.0 if batch == 16 else 1.0) * one_s(batch)
+
+
+def profile(
+    *places: tuple[int, int, int], collective: str = "Torch", alone_s: Callable[[int], float] = one_s
+) -> Learned:
     """Return a profile of one device at four batches, with steps at (nodes, devices per node, batch per device)."""
-    points = tuple(LearnedPoint(b, one_s(b), 50) for b in (8, 16, 32, 64))
-    return Learned(points, steps=tuple(StepPoint(Place(n, k, collective), b, truth(n, k, b)) for n, k, b in places))
+    points = tuple(LearnedPoint(b, alone_s(b), 50) for b in (8, 16, 32, 64))
+    steps = (StepPoint(Place(n, k, collective), b, truth(n, k, b, alone_s)) for n, k, b in places)
+    return Learned(points, steps=tuple(steps))
 
 
 FEW = ((1, 4, 16), (2, 1, 16), (4, 4, 16), (8, 2, 16), (8, 4, 16))
@@ -76,6 +85,14 @@ class TestPredictions:
         assert widths[-1] < widths[0]
         near = fixed(*place, profile((*place, 16))).prediction
         assert near.step_p90_s / near.step_s < widths[0], "the placement itself is the most informative"
+
+    def test_predictions_follow_a_batch_that_is_slow_on_one_device(self) -> None:
+        known = profile((1, 4, 32), (2, 1, 32), (4, 4, 32), (8, 2, 64), (8, 4, 8), alone_s=slow_one_s)
+        for nodes, per_node in ((2, 2), (4, 1), (8, 1)):
+            slow_s, fast_s = (fixed(nodes, per_node, known, b).prediction.step_s for b in (16, 32))
+            assert slow_s > 1.2 * fast_s
+            assert slow_s == pytest.approx(truth(nodes, per_node, 16, slow_one_s), rel=0.15)
+            assert fast_s == pytest.approx(truth(nodes, per_node, 32, slow_one_s), rel=0.15)
 
     def test_plan_names_the_basis_of_its_prediction(self) -> None:
         found = fixed(8, 1, profile(*FEW), batch=1).prediction
@@ -155,12 +172,13 @@ class TestCollectives:
 
 
 class TestScreen:
+    @pytest.mark.parametrize("alone_s", [one_s, slow_one_s])
     @pytest.mark.parametrize("is_gpu", [True, False])
-    def test_screening_agrees_with_the_exact_prediction(self, *, is_gpu: bool) -> None:
+    def test_screening_agrees_with_the_exact_prediction(self, *, is_gpu: bool, alone_s: Callable[[int], float]) -> None:
         device = {"device": T4, "devices": 4} if is_gpu else {"device": "cpu"}
         cluster = view({"count": 8, "cpu": 16, "memory": "64Gi", **device})
         label = T4 if is_gpu else "cpu"
-        known = {("resnet50", label): profile(*((n, k if is_gpu else 1, b) for n, k, b in FEW))}
+        known = {("resnet50", label): profile(*((n, k if is_gpu else 1, b) for n, k, b in FEW), alone_s=alone_s)}
         found_options = rank_options(replace(RESNET, global_batch=256), cluster, known)
         request, workload = replace(RESNET, global_batch=256), workload_of(RESNET)
         screen = Screen(found_options, request, workload)

@@ -11,6 +11,7 @@ from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
+from dljob.perf.fit.measured_ratio import ON_CURVE, MeasuredRatio, measured_ratio
 from dljob.perf.step.compute import calibrated, catalogue_curve, loop_s, scatter, update_s
 from dljob.perf.step.core_scaling import CORES_SPREAD
 from dljob.perf.step.step import SPREAD
@@ -38,12 +39,12 @@ class RankSpeed:
     ``computing``: computing seconds over the rank's batch, while the other ranks of the node compute too.
     ``slowdown``: factor by which these other ranks slow it down. ``shared_slowdown``: the same for all other ranks of
     its machine, also those on other nodes. ``spread``: standard deviation of log(measured / predicted) of computing
-    times. ``alone_s``: function from a measured multi-device step to the predicted computing seconds of one of its
-    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the optimizer's update;
-    0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
-    ``cores``: CPUs that the rank keeps busy, fewer than those of its layout if nodes share the cores of a machine.
-    ``repeats``: standard deviation of the logarithm of times that earlier equal runs predict. ``packing``: see
-    ``node_layout.packing_of``.
+    times. ``alone_s``: function from a measured multi-device step to the computing seconds of one of its ranks, if this
+    rank had the node for itself. ``ratio``: measured times / ``computing``, which ``alone_s`` includes. ``update_s``:
+    seconds within ``computing`` for the optimizer's update; 0 if measurements replace the prediction.
+    ``update_once_s``: predicted seconds for it. ``cores``: CPUs that the rank keeps busy, fewer than those of its
+    layout if nodes share the cores of a machine. ``repeats``: standard deviation of the logarithm of times that earlier
+    equal runs predict. ``packing``: see ``node_layout.packing_of``.
     """
 
     device: Device
@@ -57,6 +58,7 @@ class RankSpeed:
     shared_slowdown: float
     repeats: float
     packing: float = 1.0
+    ratio: MeasuredRatio = ON_CURVE
 
 
 def rank_speed(
@@ -91,6 +93,7 @@ def _gpu_speed(
         spread = max(known.compute_spread, repeats)
     slowdown = known.contention.slowdown(layout.ranks) if known else 1.0
     alone = calibrated(catalogue_curve(workload, device, layout.cores), points)
+    ratio = measured_ratio(alone, points)
     once_s = update_s(workload, device)
     updating_s = 0.0 if points else once_s
     return RankSpeed(
@@ -100,10 +103,11 @@ def _gpu_speed(
         slowdown,
         updating_s,
         once_s,
-        lambda s: alone.seconds(s.batch),
+        lambda s: alone.seconds(s.batch) * ratio.at(s.batch),
         layout.cores,
         slowdown,
         repeats,
+        ratio=ratio,
     )
 
 
@@ -171,13 +175,25 @@ def _cpu_speed(
     def alone_s(step: StepPoint) -> float:
         cores = float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))
         alone = on_machine(pool, Layout(1, min(cores, pool.most_cpu)), step.place.machine_nodes, hardware)
-        return measured(alone)[0].seconds(step.batch)
+        curve, there, _ = measured(alone)
+        return curve.seconds(step.batch) * measured_ratio(curve, there).at(step.batch)
 
     once_s = update_s(workload, device, use)
     updating_s = 0.0 if points else once_s
     packing = packing_of(pool, layout, hardware)
     return RankSpeed(
-        device, computing, spread, slowdown, updating_s, once_s, alone_s, use.cores, shared_slowdown, repeats, packing
+        device,
+        computing,
+        spread,
+        slowdown,
+        updating_s,
+        once_s,
+        alone_s,
+        use.cores,
+        shared_slowdown,
+        repeats,
+        packing,
+        measured_ratio(computing, points),
     )
 
 
