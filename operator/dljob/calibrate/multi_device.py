@@ -123,7 +123,9 @@ def _powers(most: int) -> list[int]:
 
 def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float], communication_ratio: float = 1.0) -> Runs:
     columns = [(p.place.nodes, p.place.node_devices, p.place.devices, p.batch, one_s(p.batch)) for p in points]
-    return Runs(*np.array(columns, dtype=float).T, communication_ratio=np.full(len(points), communication_ratio))
+    nodes, busiest, devices, batch, alone_s = np.array(columns, dtype=float).T
+    ratio = np.full(len(points), communication_ratio)
+    return Runs(nodes, busiest, devices, batch, alone_s, communication_ratio=ratio)
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
