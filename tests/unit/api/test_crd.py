@@ -159,7 +159,9 @@ def test_printer_columns_show_the_main_fields() -> None:
     assert [name for name, wide in columns if not wide] == [
         "Phase", "Nodes", "Ready", "Progress", "Remaining", "Restarts", "Age",
     ]  # fmt: skip
-    assert [name for name, wide in columns if wide] == ["Plan", "Predicted", "Measured", "Position", "Starts", "Queue"]
+    assert [name for name, wide in columns if wide] == [
+        "Plan", "Predicted", "Measured", "Checkpoint", "Position", "Starts", "Queue",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "definition"), KINDS)

@@ -35,7 +35,7 @@ def plain(value: float, digits: int = 3) -> str:
 def gibibytes(nbytes: float) -> str:
     """Return an amount of memory as a text: in GiB, in MiB below 1 GiB, or in bytes if it is no MiB at all."""
     if 0 < nbytes < 2**19:
-        return f"{nbytes:.0f} bytes"
+        return f"{nbytes:.0f} byte{'s' if round(nbytes) != 1 else ''}"
     return f"{plain(nbytes / 2**30)} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
