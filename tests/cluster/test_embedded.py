@@ -370,3 +370,25 @@ def test_ctrl_c_during_up_stops_all_started_processes(root: Path, image: str) ->
     assert not state.folder.exists()
     assert not Path("/run/netns", state.prefix).exists()
     assert cgroups.detect().trees(state.prefix) == []
+
+
+def test_up_starts_controllers_again_that_did_not_wait_for_the_api_server(root: Path, image: str) -> None:
+    name = f"{NAME}-slow"
+    state = State(cluster_dir(name), name)
+    hack = str(root / "hack" / "cluster")
+    try:
+        with subprocess.Popen(
+            [hack, "up", "--nodes", "1", "--name", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout
+            seen, ended = "", None
+            for line in process.stdout:
+                seen += line
+                if "API server ready ..." in line:
+                    ended = state.processes.get("controllers")
+                    assert ended is not None, seen
+                    processes.end([ended], grace_s=0)
+            assert process.wait(timeout=60) == 0, seen
+        assert ended is not None and state.processes.get("controllers") not in (None, ended)
+    finally:
+        run(hack, "down", "--name", name)

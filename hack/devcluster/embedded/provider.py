@@ -195,6 +195,8 @@ class Embedded:
         self._start_services()
         with self._progress.step("nodes Ready"):
             self._wait_ready(record, spec.nodes)
+        # The controllers give up after 10 s without an API server, which may need longer on a busy machine.
+        self._start_control_plane(record)
         state.write(replace(record, complete=True))
         self._progress.say(f"cluster {self._cluster!r} is up; export KUBECONFIG={state.kubeconfig}")
 
