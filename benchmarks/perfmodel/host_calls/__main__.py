@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from benchmarks.lib.figures import machine
 from benchmarks.perfmodel.first_prediction import probed
-from benchmarks.perfmodel.host_calls.programs import PROGRAMS, Step
+from benchmarks.perfmodel.host_calls.loop import Step
+from benchmarks.perfmodel.host_calls.programs import PROGRAMS
 from numpy.typing import NDArray
 
 from dljob.calibrate.hardware import map_estimate

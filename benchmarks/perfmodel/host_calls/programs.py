@@ -12,39 +12,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from benchmarks.perfmodel.host_calls.distributed import data_parallel, reduced_metrics, sharded
+from benchmarks.perfmodel.host_calls.loop import CLASSES, SAMPLES, Optimizer, Step, loop
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributions import Categorical, Normal
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-SAMPLES, CLASSES = 256, 10
-Step = Callable[[], object]
-Optimizer = Callable[..., torch.optim.Optimizer]
-
-
-def loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *shape: int, then: Callable[[Tensor], object] = id
-) -> Step:
-    """Return the step of a usual loop over random batches. ``then``: what follows the backward pass, given the loss."""
-    x, y = torch.randn(SAMPLES, *shape), torch.randint(CLASSES, (SAMPLES,))
-
-    def step() -> None:
-        chosen = torch.randint(SAMPLES, (16,))
-        loss = functional.cross_entropy(model(x[chosen]), y[chosen])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        then(loss)
-        optimizer.step()
-
-    return step
 
 
 def perceptron(depth: int, width: int, make: Optimizer) -> Step:
@@ -287,44 +263,6 @@ def nested_modules() -> Step:
         return [(name, tuple(p.shape)) for name, p in model.named_parameters()], list(model.modules())
 
     return loop(model, torch.optim.SGD(model.parameters(), 0.01), 16, then=then)
-
-
-def in_one_group(model: nn.Module) -> nn.Module:
-    """Return the model for data-parallel training over gloo, in a group of one rank."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    return DistributedDataParallel(model)
-
-
-def data_parallel(depth: int, optimizer: Optimizer) -> Step:
-    layers = [each for _ in range(depth) for each in (nn.Linear(16, 16), nn.Tanh())]
-    model = in_one_group(nn.Sequential(*layers, nn.Linear(16, CLASSES)))
-    return loop(model, optimizer(model.parameters()), 16)
-
-
-def sharded(depth: int, optimizer: Optimizer, *, by_layer: bool) -> Step:
-    """Return a step of FSDP in a group of one rank. ``by_layer``: each layer is sharded by itself."""
-    in_one_group(nn.Linear(1, 1))
-    layers = [each for _ in range(depth) for each in (nn.Linear(16, 16), nn.Tanh())]
-    model = nn.Sequential(*layers, nn.Linear(16, CLASSES))
-    mesh = init_device_mesh("cpu", (1,))
-    for layer in [each for each in model if by_layer and isinstance(each, nn.Linear)]:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return loop(model, optimizer(model.parameters()), 16)
-
-
-def reduced_metrics() -> Step:
-    model = in_one_group(nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, CLASSES)))
-
-    def then(loss: Tensor) -> list[float]:
-        values = [loss.detach().clone() for _ in range(4)]
-        for each in values:
-            dist.all_reduce(each)
-        dist.broadcast(values[0], 0)
-        return [each.item() for each in values]
-
-    return loop(model, torch.optim.AdamW(model.parameters()), 16, then=then)
 
 
 def dropout() -> Step:

@@ -27,6 +27,7 @@ TRAINING_ERROR = "TrainingError"
 UPLOAD_FAILED = "UploadFailed"
 FOLDER_CHANGES = "FolderChanges"
 PARTS_MISSING = "PartsMissing"
+OF_UPLOADS = (UPLOAD_FAILED, FOLDER_CHANGES, PARTS_MISSING)
 """Reasons why the checkpoint folder of a script is not uploaded. They are no failures of ranks."""
 
 TARGET_REACHED = "TargetReached"

@@ -89,5 +89,5 @@ def test_invalid_rule_is_refused_with_its_field(rule: dict[str, Any], field: str
 
 def test_rules_name_every_reason_that_counts_and_may_be_retried() -> None:
     names = {value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)}
-    others = {reasons.BAD_INPUT, *reasons.OF_CLUSTER, *reasons.OF_COMPLETION}
+    others = {reasons.BAD_INPUT, *reasons.OF_CLUSTER, *reasons.OF_COMPLETION, *reasons.OF_UPLOADS}
     assert {reason.value for reason in FailureReason} == names - others

@@ -224,11 +224,8 @@ def evaluate(
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
-    how = (
-        f"{_how(collective, request, chosen[0].pool.is_gpu)}{', sharded optimizer' if sharded else ''}"
-        if ranks > 1
-        else "alone"
-    )
+    how = _how(collective, request, chosen[0].pool.is_gpu) if ranks > 1 else "alone"
+    how += ", sharded optimizer" if sharded and ranks > 1 else ""
     how += f", {micro_batches} micro-batches" if micro_batches > 1 else ""
     how += f", {workload.precision}" if workload.precision != "FP32" else ""
     how += ", activation checkpointing" if workload.recomputes else ""
