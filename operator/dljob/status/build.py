@@ -28,7 +28,7 @@ from dljob.api.status.suggestion import SuggestionStatus
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan.status import figures
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import steps_time
+from dljob.job.remaining import saved_step, steps_time
 from dljob.scheduling import Interval
 from dljob.status.comparison import WORSE_THAN_OTHER, comparison
 from dljob.status.conditions import Verdict, is_true, merge, phase
@@ -131,7 +131,7 @@ def _milliseconds(time: datetime) -> datetime:
     return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
-def _time(unix_s: float) -> datetime:
+def time_of(unix_s: float) -> datetime:
     """Convert ``unix_s`` (seconds since 1970) to a time in UTC, rounded down to seconds and limited to the year 9999.
 
     The limit prevents errors, because the time may come from a report, and reports are untrusted.
@@ -157,11 +157,10 @@ def _from_report(
         "remaining": None,
     }
     last = last_checkpoint(report, status.last_checkpoint)
-    saved_step = last.step or 0 if last is not None else 0
     if report.steps > 0 or report.step > 0:
         # A checkpoint proves that training reached its step. The report may show a lower step if it is older than the
         # checkpoint, or if an attempt is just resuming from the checkpoint.
-        step = max(report.step, saved_step)
+        step = max(report.step, saved_step(last))
         percent = None
         if report.steps > 0:  # A script may report its steps without their total number.
             step = min(step, report.steps)
@@ -193,7 +192,7 @@ def _from_report(
         if accepted is not None:
             step_s = accepted.status.predicted.per_step_s(step_s, report.steps)
         left = steps_time(report.steps - report.step, step_s, *predicted)
-        changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
+        changes |= {"eta": time_of(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
         analysis = None if out.analysis is None else _analysis(out.analysis)
@@ -224,7 +223,7 @@ def last_checkpoint(report: Report, before: LastCheckpoint | None) -> LastCheckp
         return before
     return LastCheckpoint(
         step=mark.step,
-        time=_time(mark.unix_s),
+        time=time_of(mark.unix_s),
         path=mark.path,
         bytes=mark.nbytes,
         write_seconds=_rounded(mark.duration_s, 3),
@@ -234,7 +233,7 @@ def last_checkpoint(report: Report, before: LastCheckpoint | None) -> LastCheckp
 def _last_upload(made: Upload) -> LastCheckpoint:
     return LastCheckpoint(
         step=made.step,
-        time=_time(made.unix_s),
+        time=time_of(made.unix_s),
         path=made.path,
         name=made.name,
         bytes=made.nbytes,

@@ -5,14 +5,13 @@ failure would lose now.
 """
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 from dlcontract import Upload, reasons
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, TRUE, Verdict, find
+from dljob.status.build import time_of
 
 CONDITION = "CheckpointsUploaded"
-REASONS = (reasons.UPLOAD_FAILED, reasons.FOLDER_CHANGES, reasons.PARTS_MISSING)
 
 
 def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:
@@ -28,7 +27,7 @@ def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:
         if find(parsed.before.conditions, CONDITION) is not None:
             yield Verdict(CONDITION, TRUE, "Uploaded", f"uploads work again. {_resume(uploads.last)}")
         return
-    reason = problem.reason if problem.reason in REASONS else reasons.UPLOAD_FAILED
+    reason = problem.reason if problem.reason in reasons.OF_UPLOADS else reasons.UPLOAD_FAILED
     yield Verdict(CONDITION, FALSE, reason, f"{problem.message.rstrip('. ')}. {_resume(uploads.last)}")
 
 
@@ -36,7 +35,6 @@ def _resume(last: Upload | None) -> str:
     """Return a sentence that says from where the ranks would resume after a failure."""
     if last is None:
         return "Nothing is committed: after a failure, the training starts from the beginning"
-    time = datetime.fromtimestamp(min(last.unix_s, 253402300799.0), UTC)
     step = "" if last.step is None else f" of step {last.step}"
     named = f"{last.name}{step}, " if last.name else ""
-    return f"After a failure, the ranks resume from the last commit ({named}{time:%Y-%m-%dT%H:%M:%SZ})"
+    return f"After a failure, the ranks resume from the last commit ({named}{time_of(last.unix_s):%Y-%m-%dT%H:%M:%SZ})"
