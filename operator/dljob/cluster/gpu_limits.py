@@ -62,22 +62,21 @@ def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[st
     known = gpu(part[1] if part else product)
     if known is None:
         watts, clocks = f"above 0 and at most {MAX_LIMIT_W}", f"from {MIN_CLOCK_MHZ} to {MAX_CLOCK_MHZ}"
-        power_W, clock_MHz = (0.0, float(MAX_LIMIT_W)), (float(MIN_CLOCK_MHZ), float(MAX_CLOCK_MHZ))
+        power_W, clock_MHz = (0.0, float(MAX_LIMIT_W)), float(MAX_CLOCK_MHZ)
     else:
-        power_W, clock_MHz = (known.idle_power_W, known.peak_power_W), (float(MIN_CLOCK_MHZ), known.max_clock_MHz)
+        power_W, clock_MHz = (known.idle_power_W, known.peak_power_W), known.max_clock_MHz
         watts = f"above {power_W[0]:g} and at most {power_W[1]:g}, the idle and the peak power of {known.name}"
-        clocks = f"from {MIN_CLOCK_MHZ} to {clock_MHz[1]:g}, the maximum clock of {known.name}"
+        clocks = f"from {MIN_CLOCK_MHZ} to {clock_MHz:g}, the maximum clock of {known.name}"
     stated, errors = dict[str, int](), list[str]()
-    for label, expected, (lowest, highest) in (
-        (POWER_LIMIT_LABEL, f"watts {watts}", power_W),
-        (CLOCK_LIMIT_LABEL, f"MHz {clocks}", clock_MHz),
+    for label, expected, above, highest in (
+        (POWER_LIMIT_LABEL, f"watts {watts}", *power_W),
+        (CLOCK_LIMIT_LABEL, f"MHz {clocks}", MIN_CLOCK_MHZ - 1, clock_MHz),
     ):
         found = labels.get(label)
         if found is None:
             continue
         limit = int(found) if _WHOLE.fullmatch(found) else 0
-        # The idle power itself leaves no power to compute; the lowest clock is possible.
-        if lowest <= limit <= highest and not (label == POWER_LIMIT_LABEL and limit == lowest):
+        if above < limit <= highest:
             stated[label] = limit
         else:
             errors.append(_error(node, label, found, f"a whole number of {expected}"))

@@ -101,8 +101,7 @@ def typical(device: Device, demand_W: float | None = None) -> tuple[LimitPoint, 
     limit and takes 1 + k (1/f - 1) seconds, where k is ``CLOCKED_PART`` and f is the clock divided by the clock at the
     highest limit.
     """
-    if demand_W is None:
-        demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    demand_W = _demand_W(device) if demand_W is None else demand_W
     limit_W = LOWEST_PART * device.peak_power_W
     power_W = min(limit_W, demand_W)
     static_W = STATIC_PART * power_W
@@ -134,11 +133,15 @@ def under_clock(device: Device, demand_W: float | None = None) -> Working:
     (``energy.clock_part``) and k is ``CLOCK_PART``. The power above idle follows the clock and its voltage
     (``energy.dynamic_part``). ``demand_W``: as for ``under_limit``.
     """
-    if demand_W is None:
-        demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    demand_W = _demand_W(device) if demand_W is None else demand_W
     seconds = _clock_s(clock_part(device)) / _clock_s(HELD_CLOCK)
     above_W = max(0.0, demand_W - device.idle_power_W)
     return Working(seconds, demand_W - above_W * (1 - dynamic_part(device)))
+
+
+def _demand_W(device: Device) -> float:  # noqa: N802 - the unit is part of the name
+    """Return the power of a rank that keeps the device busy, without a limit."""
+    return device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
 
 
 def _clock_s(clock: float) -> float:

@@ -36,15 +36,15 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     """
     if objective.size(chosen) < 2:
         return []
-    lines = _larger_buckets(request, chosen, parts, workload)
+    lines = [
+        *_larger_buckets(request, chosen, parts, workload),
+        *_sharded(request, chosen, parts, workload),
+    ]
     if chosen.precision != "FP32" or chosen.recomputes:
-        return lines + _sharded(
-            request, chosen, parts, workload
-        )  # the others compute in float32 and keep all activations
+        return lines  # the others compute in float32 and keep all activations
     whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
         *lines,
-        *_sharded(request, chosen, parts, workload),
         *_fully_sharded(request, chosen, whole, workload),
         *_in_parts(request, chosen, whole, workload),
         *_synchronization(request, chosen, whole, workload),
