@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dljob.perf.step.backends import backend
 from dljob.perf.step.communication import AnyLink, Link, Number, ring_s
@@ -23,11 +22,10 @@ from dljob.perf.workload.observed import Collectives
 HOP_S = 1.3e-4
 """Seconds of a gloo message between two ranks of a node without its bytes, on the host of ``structure.CALL_S``.
 
-benchmarks/perfmodel/gloo_messages.py measured it. The call of the collective itself is in ``CALL_S``."""
+It was chosen between the 0.11 to 0.16 ms that benchmarks/perfmodel/host_calls/gloo.py measured on a busy machine. The
+call of the collective itself is in ``CALL_S``."""
 IN_BACKWARD = ("all_reduce", "reduce_scatter")
 """Kinds of collectives that DistributedDataParallel and FSDP start during the backward pass."""
-
-Floats = NDArray[np.float64]
 
 
 def over_gloo(link: AnyLink, nodes: Number, hop_s: Number) -> AnyLink:
