@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 zero.py
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import deepspeed
@@ -21,6 +22,8 @@ STEPS, BATCH, STAGE = int(os.environ.get("STEPS", "200")), 32, int(os.environ.ge
 if not torch.cuda.is_available():
     # On CPUs, DeepSpeed would compile an operator for inference, with g++ and ninja. Training does not need it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# DeepSpeed calls functions that PyTorch 2.13 deprecates. Their warnings, several in each step, would fill the log.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
 deepspeed.init_distributed()  # nccl on GPUs, gloo on CPUs
 rank, size = dist.get_rank(), dist.get_world_size()
 digits = dltrain.data.load("digits")
