@@ -108,7 +108,9 @@ def _agents_zygote(count: int) -> list[socket.socket]:
 
     A zygote from which this process was not forked may run another Python interpreter.
     """
-    if sys.orig_argv[1:3] != ["-m", "dltrain.launch.zygote"] or SOCKET_ENV not in os.environ:
+    # The kernel keeps the zygote's command line for its forks. sys.orig_argv has that of the rank.
+    started = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    if started[1:3] != [b"-m", b"dltrain.launch.zygote"] or SOCKET_ENV not in os.environ:
         return []
     try:
         return _connected(str(Path(os.environ[SOCKET_ENV]).with_name("zygote.sock")), count)
