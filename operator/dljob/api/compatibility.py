@@ -53,7 +53,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     "precision": {
         "framework": ("DLTrain",),
         "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),
-        "strategy": ("Data", "Optimizer", "Auto"),
+        "strategy": ("Data", "Optimizer", "Sharded", "Auto"),
         "synchronization": ("Synchronous",),
     },
     # Of the following entry, all but the framework applies to the value Always only. Pipeline and Tensor have no blocks
@@ -61,7 +61,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     "activationCheckpointing": {
         "framework": ("DLTrain",),
         "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),
-        "strategy": ("Data", "Optimizer", "Auto"),
+        "strategy": ("Data", "Optimizer", "Sharded", "Auto"),
         "synchronization": ("Synchronous",),
     },
     "batchSizeRange": {"strategy": ("Data",), "synchronization": ("Synchronous",), "framework": ("DLTrain",)},

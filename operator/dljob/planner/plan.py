@@ -166,8 +166,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.strategy == "Sharded":
-        fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
-        asked = fixed if isinstance(fixed, Infeasible) else sharded.candidates(request, nodes, workload, learned, fixed)
+        asked = sharded.candidates(request, nodes, workload, learned)
         if isinstance(asked, Infeasible):
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]

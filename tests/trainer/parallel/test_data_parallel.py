@@ -113,7 +113,10 @@ def test_steps_in_micro_batches_equal_whole_batches_in_one_process(ranks: int) -
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
-    """With unequal local batches and micro-batches; float16 with a loss scale; float32 stays exact."""
+    """With unequal local batches and micro-batches; float16 with a loss scale; float32 stays exact.
+
+    With strategy Sharded, layers compute with gathered 16-bit parameters.
+    """
     ended = run_ranks(ranks, BODIES / "parallel/precision/mixed_precision.py", str(ranks), timeout_s=200)
     assert ended.output.count("the same as in one process") == 3, ended.output
     assert "misuse is found" in ended.output, ended.output
@@ -122,17 +125,17 @@ def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_steps_with_activation_checkpointing_equal_those_without_bit_for_bit(ranks: int) -> None:
-    """With unequal local batches, micro-batches, dropout, autocast, BatchNorm and a sharded optimizer."""
+    """With unequal local batches, micro-batches, dropout, autocast, BatchNorm, and a sharded optimizer or model."""
     ended = run_ranks(ranks, BODIES / "parallel/activation_checkpointing.py", str(ranks), timeout_s=200)
-    assert ended.output.count("the same with and without") == (6 if ranks == 1 else 7), ended.output
+    assert ended.output.count("the same with and without") == (6 if ranks == 1 else 10), ended.output
     assert "misuse is found" in ended.output, ended.output
 
 
 @pytest.mark.mpi(2)
 def test_ranks_skip_the_same_updates_if_one_overflows_and_resume_their_loss_scale(tmp_path: Path) -> None:
     ended = run_ranks(2, BODIES / "parallel/precision/loss_scale.py", "2", tmp_path)
-    assert ended.output.count("all ranks skipped 3 of 14 updates") == 2, ended.output
-    assert ended.output.count("resumed bit for bit at a loss scale of") == 2, ended.output
+    assert ended.output.count("all ranks skipped 3 of 14 updates") == 3, ended.output
+    assert ended.output.count("resumed bit for bit at a loss scale of") == 3, ended.output
 
 
 @pytest.mark.mpi

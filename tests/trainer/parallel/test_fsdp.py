@@ -75,7 +75,8 @@ def test_all_ranks_have_equally_many_batches(samples: int, largest: list[int], s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"collective": "Ring"}, {"model": ModelRef(name="mlp")}, {"min_ranks": 1}, {"precision": "BF16"}]
+    "changes",
+    [{"collective": "Ring"}, {"model": ModelRef(name="mlp")}, {"min_ranks": 1}, {"synchronization": "Asynchronous"}],
 )
 def test_plan_rejects_what_cannot_be_sharded(changes: dict[str, Any]) -> None:
     fields = {"parallelism": "Sharded", "collective": "Torch", "min_ranks": 2}

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from dlcontract import Precision
 from dlcontract.hardware import MAX_TIMED, REFERENCE_NETS, ReferenceNet, TimedStep
+from dltrain.device.precision import TYPES
 from dltrain.models.gpt import Block
 
 WARM_UP_STEPS, TURN_STEPS = 2, 3
@@ -23,7 +24,6 @@ LONG_STEP_S = 0.02
 """Time of a step that a GPU's host, which needs 2 to 5 ms for the reference networks, does not determine."""
 MAX_CORE_COUNTS = 5
 """Maximum number of core counts to measure, so that the document stays short."""
-_TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
 @dataclass
@@ -103,7 +103,7 @@ def training_step(net: ReferenceNet, batch: int, device: torch.device, precision
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=False)
-        with torch.autocast(device.type, _TYPES.get(precision, torch.bfloat16), enabled=precision != "FP32"):
+        with torch.autocast(device.type, TYPES.get(precision, torch.bfloat16), enabled=precision != "FP32"):
             loss = cross_entropy(model(x).reshape(len(y), -1), y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

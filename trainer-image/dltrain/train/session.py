@@ -29,6 +29,7 @@ from dltrain.batch.shares import apportion
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO
 from dltrain.device import rank_device as devices
+from dltrain.device.precision import check_units
 from dltrain.host import heap
 from dltrain.host.cgroup import threads
 from dltrain.protocol.errors import BadInputError, MisuseError, failure
@@ -36,7 +37,6 @@ from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, AttemptPlan, Faile
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 from dltrain.record.local_run import LocalRun
-from dltrain.train.steps.mixed_precision import check_units
 from dltrain.train.trainer import Trainer
 
 PRECISIONS: dict[str, Precision] = {precision: precision for precision in get_args(Precision)}

@@ -193,9 +193,9 @@ class Plan(Record):
                 "Pipeline or Sharded, or with Data or Optimizer and synchronization Synchronous"
             )
         if self.precision != "FP32":
-            self._check_precision(accumulates=accumulates)
+            self._check_precision(whole=accumulates or self.shards_model)
         if self.activation_checkpointing:
-            self._check_recomputes(accumulates=accumulates)
+            self._check_recomputes(whole=accumulates or self.shards_model)
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
                 f"staleness_bound: found {self.staleness_bound} with synchronization {self.synchronization}; expected "
@@ -235,32 +235,33 @@ class Plan(Record):
                 "model), find_rate False and no AdaScale, because workers have no gradient of the whole batch"
             )
 
-    def _check_precision(self, *, accumulates: bool) -> None:
+    def _check_precision(self, *, whole: bool) -> None:
         """Raise ValueError if other fields of the plan do not allow a precision of 16 bits.
 
-        ``accumulates``: True if ranks have a gradient of the whole batch, with parallelism Data or Optimizer.
+        ``whole``: True if ranks sum the gradient of a whole batch, with parallelism Data, Optimizer or Sharded.
         """
         framework, find_rate = self.model.framework, self.optimizer.find_rate
         scales_search = self.precision == "FP16" and find_rate
-        if not accumulates or self.collective == "LayeredServer" or framework != "DLTrain" or scales_search:
+        if not whole or self.collective == "LayeredServer" or framework != "DLTrain" or scales_search:
             raise ValueError(
                 f"precision: found {self.precision} with parallelism {self.parallelism}, synchronization "
                 f"{self.synchronization}, collective {self.collective}, framework {framework} and find_rate "
-                f"{find_rate}; expected FP32, or all of these: parallelism Data or Optimizer; synchronization "
-                "Synchronous; a collective other than LayeredServer; framework DLTrain; with FP16, find_rate False"
+                f"{find_rate}; expected FP32, or all of these: parallelism Data, Optimizer or Sharded; "
+                "synchronization Synchronous; a collective other than LayeredServer; framework DLTrain; with FP16, "
+                "find_rate False"
             )
 
-    def _check_recomputes(self, *, accumulates: bool) -> None:
+    def _check_recomputes(self, *, whole: bool) -> None:
         """Raise ValueError if other fields of the plan do not allow activation checkpointing.
 
-        ``accumulates``: True if ranks have a gradient of the whole batch, with parallelism Data or Optimizer.
+        ``whole``: True if ranks sum the gradient of a whole batch, with parallelism Data, Optimizer or Sharded.
         """
-        if not accumulates or self.collective == "LayeredServer" or self.model.framework != "DLTrain":
+        if not whole or self.collective == "LayeredServer" or self.model.framework != "DLTrain":
             raise ValueError(
                 f"activation_checkpointing: found True with parallelism {self.parallelism}, synchronization "
                 f"{self.synchronization}, collective {self.collective} and framework {self.model.framework}; expected "
-                "False, or all of these: parallelism Data or Optimizer; synchronization Synchronous; a collective "
-                "other than LayeredServer; framework DLTrain"
+                "False, or all of these: parallelism Data, Optimizer or Sharded; synchronization Synchronous; a "
+                "collective other than LayeredServer; framework DLTrain"
             )
 
     def _check_asynchronous(self) -> None:

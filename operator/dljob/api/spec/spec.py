@@ -124,7 +124,8 @@ class DLJobSpec(ApiModel):
         Field(
             description="Number format of forward and backward pass, by autocast. FP32: float32. BF16: bfloat16. FP16: "
             "float16 with loss scaling. Parameters, gradients that ranks exchange, and checkpoints are always float32, "
-            "and so are norms and the loss. Auto: the precision of the best plan, among those for which all its GPUs "
+            "and so are norms and the loss. Strategy Sharded also gathers parameters in this format, so norms with "
+            "parameters compute in it. Auto: the precision of the best plan, among those for which all its GPUs "
             "have units; FP32 on CPUs and on GPUs that the catalogue lacks. A training script needs t.autocast() and, "
             "for Auto and FP16, t.grad_scaler(). Default: FP32."
         ),

@@ -261,8 +261,6 @@ def _float32_reason(spec: DLJobSpec) -> str | None:
         return None
     if spec.parallelism.strategy.splits_model:
         return "model parallelism computes in float32"
-    if spec.parallelism.strategy is ParallelismStrategy.SHARDED:
-        return "strategy Sharded computes in float32"
     if spec.parallelism.asynchronous:
         return "asynchronous training computes in float32"
     return "collective LayeredServer computes in float32" if spec.collective is Collective.LAYERED_SERVER else None
@@ -274,8 +272,6 @@ def _no_recomputation_reason(spec: DLJobSpec) -> str | None:
         return "scripts for Torchrun and MPI choose it themselves"
     if spec.parallelism.strategy.splits_model:
         return "model parallelism has no activation checkpointing"
-    if spec.parallelism.strategy is ParallelismStrategy.SHARDED:
-        return "strategy Sharded has no activation checkpointing"
     if spec.parallelism.asynchronous:
         return "asynchronous training has no activation checkpointing"
     if spec.collective is Collective.LAYERED_SERVER:

@@ -47,8 +47,11 @@ def units(workload: Workload) -> int:
 
 
 def element_nbytes(workload: Workload) -> int:
-    """Return the bytes per parameter in the gathers of stage 3: 4 if forward and backward pass use float32, else 2."""
-    return REAL_NBYTES if workload.precision == "FP32" else HALF_NBYTES
+    """Return the bytes per parameter in the gathers of stage 3: 4 if forward and backward pass use float32, else 2.
+
+    Units with batch norm, of which convolutional networks consist, are gathered in float32 in any precision.
+    """
+    return REAL_NBYTES if workload.precision == "FP32" or workload.has_convolutions else HALF_NBYTES
 
 
 def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
@@ -56,8 +59,8 @@ def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
 
     With P parameters in float32 and s slots of optimizer state, stage 0 needs (4 + 4 + 4 s) P bytes. Each stage divides
     one more of the three terms by the number of ranks. With stages 2 and 3, the gradient of one unit exists as a whole
-    while it is computed. With stage 3, so do the parameters of ``GATHERED_UNITS`` units, and the 16-bit copies are
-    those of the gathered parameters. No stage needs more than the one before.
+    while it is computed. With stage 3, so do the parameters of ``GATHERED_UNITS`` units. If they are gathered in 16
+    bits, there are no other 16-bit copies. No stage needs more than the one before.
     """
     whole = float(REAL_NBYTES * workload.parameters)
     unit = unit_parameters(workload)
@@ -67,18 +70,22 @@ def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
     parameters = whole + copies
     if stage == 3:
         gathered = GATHERED_UNITS * element_nbytes(workload) * unit
-        parameters = min(parameters, whole / ranks + gathered)
+        kept = copies if element_nbytes(workload) == REAL_NBYTES else 0.0
+        parameters = min(parameters, whole / ranks + gathered + kept)
     return parameters + gradients + optimizer
 
 
 def frozen_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
     """Return the bytes of frozen parameters, with their 16-bit copies, that one of ``ranks`` ranks holds.
 
-    Stage 3 shards frozen parameters, too. How many are in a unit is not known.
+    Stage 3 shards frozen parameters, too, and gathers them as it does others. How many are in a unit is not known.
     """
-    frozen = float(workload.frozen_nbytes)
-    held = min(frozen, frozen * (1 / ranks + GATHERED_UNITS * UNKNOWN_UNIT)) if stage == 3 else frozen
-    return held + workload.frozen_copies_nbytes
+    frozen, gathers_half = float(workload.frozen_nbytes), element_nbytes(workload) < REAL_NBYTES
+    whole = frozen + workload.frozen_copies_nbytes
+    if stage < 3:
+        return whole
+    gathered = GATHERED_UNITS * UNKNOWN_UNIT * frozen * element_nbytes(workload) / REAL_NBYTES
+    return min(whole, frozen / ranks + gathered + (0.0 if gathers_half else workload.frozen_copies_nbytes))
 
 
 def exposed_communication_s(

@@ -28,7 +28,7 @@ from dljob.planner.candidates.options import Option, link_of, message_link_of, o
 from dljob.planner.candidates.shard_space import largest_share, too_large, too_little_memory, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.storage import Storage
-from dljob.planner.types.texts import duration, group_names, rate, samples
+from dljob.planner.types.texts import computed, duration, group_names, rate, samples
 
 LEAST_BUSY = 0.25
 """Minimum fraction of a rank's CPUs that its pod requests. Even a rank whose steps hardly use the CPUs needs them to
@@ -227,8 +227,7 @@ def evaluate(
     how = _how(collective, request, chosen[0].pool.is_gpu) if ranks > 1 else "alone"
     how += ", sharded optimizer" if sharded and ranks > 1 else ""
     how += f", {micro_batches} micro-batches" if micro_batches > 1 else ""
-    how += f", {workload.precision}" if workload.precision != "FP32" else ""
-    how += ", activation checkpointing" if workload.recomputes else ""
+    how += computed(workload.precision, recomputes=workload.recomputes)
     return Choice(
         summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(

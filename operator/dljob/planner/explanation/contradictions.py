@@ -123,11 +123,11 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
     if not nodes.pools or request.strategy in ("Pipeline", "Tensor"):
         return wrong
     pool = max(nodes.pools, key=lambda each: _room_nbytes(each, request))
-    if request.strategy == "Sharded":
-        return _too_large_parts(request, workload, pool, wrong)
     typed = [in_precision(workload, name) for name, able in searched(request, [pool], {}) if able] or [workload]
     if request.recomputation != "Never" and workload.checkpointed_nbytes is not None:
         typed = [recomputing(each) for each in typed]
+    if request.strategy == "Sharded":
+        return _too_large_parts(request, typed, pool, wrong)
     whole = workload = min(typed, key=lambda each: memory.rank_nbytes(each, 1, pool.is_gpu))
     if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
         workload = replace(workload, optimizer_slots=0.0)
@@ -237,15 +237,18 @@ def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool
     return replace(wrong, field=field, message=f"found {found}; expected {expected}: {remedy} ({_lines(wrong)})")
 
 
-def _too_large_parts(request: Request, workload: Workload, pool: Pool, wrong: Infeasible) -> Infeasible:
+def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wrong: Infeasible) -> Infeasible:
     """Return the field that makes one sample too large with strategy Sharded, or ``wrong`` if another batch would fit.
 
-    ``pool``: the nodes whose ranks have the most memory. All of their GPUs together hold the training state.
+    ``typed``: the workload in each precision that the devices of ``pool`` can compute in, with activation checkpointing
+    if the job may use it. ``pool``: the nodes whose ranks have the most memory. All of their GPUs together hold the
+    training state.
     """
     ranks = min(sum(pool.free), request.global_batch)
     if wrong.reason != "DoesNotFit" or not pool.is_gpu or request.fixed or ranks < 1:
         return wrong
     device, room = catalogue.gpu_or_assumed(pool.device), _room_nbytes(pool, request)
+    workload = min(typed, key=lambda each: zero.held_nbytes(each, 3, ranks, 1, device, request))
     one, none = (zero.held_nbytes(workload, 3, ranks, count, device, request) for count in (1, 0))
     if one <= room:
         return wrong

@@ -39,13 +39,13 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     lines = [
         *_larger_buckets(request, chosen, parts, workload),
         *_sharded(request, chosen, parts, workload),
+        *_fully_sharded(request, chosen, parts, workload),
     ]
     if chosen.precision != "FP32" or chosen.recomputes:
         return lines  # the others compute in float32 and keep all activations
     whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
         *lines,
-        *_fully_sharded(request, chosen, whole, workload),
         *_in_parts(request, chosen, whole, workload),
         *_synchronization(request, chosen, whole, workload),
     ]
@@ -86,7 +86,8 @@ def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: 
 def _fully_sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     if len(parts) > 1 or not sharded.can_use(request):
         return []
-    found = sharded.evaluate(parts[0], request, workload)
+    part = replace(parts[0], option=parts[0].option.single or parts[0].option)
+    found = sharded.evaluate(part, request, workload)
     return [] if isinstance(found, Refusal) else [_not_asked_for("Sharded", found, chosen)]
 
 

@@ -24,7 +24,7 @@ from dljob.planner.search import sharded as sharding
 from dljob.planner.search.hybrids import fewest_micro_batches, hybrids, node_counts
 from dljob.planner.search.model_split import KINDS
 from dljob.planner.types import Choice, Prediction, Request, Unsupported
-from dljob.planner.types.texts import duration, gibibytes, step_times
+from dljob.planner.types.texts import computed, duration, gibibytes, step_times
 
 PAYS = 0.05
 """Minimum fraction of the objective by which a plan must beat the chosen one, so that the result mentions it."""
@@ -146,10 +146,9 @@ def _has_room(option: Option, workload: Workload, nodes: int) -> bool:
 
 
 def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) -> Iterator[_Found]:
-    how = f"{f', {typed.precision}' if typed.precision != 'FP32' else ''}"
-    how += ", activation checkpointing" if typed.recomputes else ""
+    how = computed(typed.precision, recomputes=typed.recomputes)
     for stage in get_args(ZeroStage):
-        if stage == 3 and sharding.can_use(request) and typed.precision == "FP32" and not typed.recomputes:
+        if stage == 3 and sharding.can_use(request):
             continue  # the trainer can run it, if the user requests strategy Sharded
         sharded = zero.candidate(part, stage, request, typed)
         if sharded is not None:

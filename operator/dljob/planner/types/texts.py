@@ -43,6 +43,12 @@ def samples(count: int) -> str:
     return f"{count} sample{'s' if count != 1 else ''}"
 
 
+def computed(precision: str, *, recomputes: bool) -> str:
+    """Return how ranks compute, as the end of a plan's summary, such as ', BF16, activation checkpointing'."""
+    half = f", {precision}" if precision != "FP32" else ""
+    return f"{half}{', activation checkpointing' if recomputes else ''}"
+
+
 def dollars(usd: float) -> str:
     """Return an amount of US dollars as a text, with cents."""
     return f"${usd:.2f}" if usd >= 0.01 else "<$0.01"

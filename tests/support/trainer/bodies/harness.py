@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dlcontract import ModelRef
@@ -39,6 +40,21 @@ def gradient_of(model: nn.Module) -> torch.Tensor:
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def whole(model: nn.Module) -> torch.Tensor:
+    """Return all parameters of a model of strategy Sharded. All ranks must call it."""
+    parameters: list[Any] = list(model.parameters())
+    assert all(isinstance(p, DTensor) for p in parameters), "every parameter is sharded"
+    return torch.cat([p.detach().full_tensor().flatten() for p in parameters])
+
+
+def strategy_fields(strategy: str, ranks: int) -> dict[str, Any]:
+    """Return the fields of a plan with a strategy (Data, Optimizer or Sharded, which only scripts of all ranks use)."""
+    if strategy != "Sharded":
+        return {"parallelism": strategy, "collective": "Ring"}
+    script = ModelRef(command=("python", "train.py"))
+    return {"parallelism": strategy, "collective": "Torch", "model": script, "min_ranks": ranks}
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

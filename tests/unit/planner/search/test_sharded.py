@@ -59,6 +59,30 @@ def test_strategy_is_compared_with_the_chosen_plan() -> None:
     assert not any("ZeRO-3" in each.summary for each in found.unsupported)
 
 
+def test_16_bits_and_activation_checkpointing_are_chosen_where_they_pay() -> None:
+    """A batch of 2,048 sequences: tensor cores compute it faster, and recomputing is needed where samples are large."""
+    large = replace(LARGE, **SHARDED, global_batch=2048, activation_nbytes_per_sample=4 * 10**9)
+    whole = chosen(large)
+    half = chosen(replace(large, precision=None))
+    assert (whole.precision, half.precision) == ("FP32", "BF16") and ", BF16" in half.summary
+    assert half.prediction.step_s < 0.5 * whole.prediction.step_s
+    blocks = replace(large, precision=None, checkpointed_nbytes_per_sample=10**8, recomputation="Auto")
+    kept = chosen(replace(blocks, activation_nbytes_per_sample=10**9))
+    assert not kept.recomputes, "samples fit"
+    again = chosen(replace(blocks, activation_nbytes_per_sample=10**11))
+    assert again.recomputes and again.summary.endswith(", BF16, activation checkpointing")
+    asked = chosen(replace(blocks, activation_nbytes_per_sample=10**9, recomputation="Always"))
+    assert asked.recomputes and asked.prediction.memory_nbytes < kept.prediction.memory_nbytes
+
+
+def test_reasons_for_precision_and_recomputation_are_those_of_the_plan() -> None:
+    asked = replace(LARGE, **SHARDED, precision=None, recomputation="Auto", checkpointed_nbytes_per_sample=10**8)
+    found = plan(asked, CLUSTER, {})
+    assert isinstance(found, Decision)
+    assert found.precision_reason is not None and found.precision_reason.startswith("BF16: NVIDIA-A100-SXM4-80GB multi")
+    assert found.recomputation_reason is not None and "fits into memory" in found.recomputation_reason
+
+
 def test_known_layers_need_less_memory_than_unknown_ones() -> None:
     """Without known layers, a quarter of the parameters is assumed in each unit."""
     known = replace(XL, **SHARDED)
@@ -125,15 +149,18 @@ def test_interruptions_cost_less_if_each_rank_writes_its_part() -> None:
 
 
 @pytest.mark.parametrize("batch", [512, 510])
-def test_trainer_accepts_the_plan(batch: int) -> None:
+@pytest.mark.parametrize("fields", [{}, {"precision": "Auto", "activationCheckpointing": "Always"}])
+def test_trainer_accepts_the_plan(batch: int, fields: dict[str, Any]) -> None:
+    hints = {"parameters": 8 * 10**9, "flopsPerSample": 5e13, "activationBytesPerSample": 10**8}
     given: dict[str, Any] = {
-        "model": {"hints": {"parameters": 8 * 10**9, "flopsPerSample": 5e13, "activationBytesPerSample": 10**8}},
+        "model": {"hints": hints | {"checkpointedActivationBytesPerSample": 10**7}},
         "trainer": {"command": ["python", "t.py"]},
         "dataset": {"uri": "pvc://a/b", "samples": 10**6, "sampleBytes": 1000},
         "globalBatchSize": batch,
         "steps": 100,
         "parallelism": {"strategy": "Sharded", "gradientAccumulation": "Auto"},
         "optimizer": {"name": "AdamW"},
+        **fields,
     }
     spec = DLJobSpec.model_validate(given)
     decision = plan(planner_request("job", spec), CLUSTER, {})
@@ -143,6 +170,7 @@ def test_trainer_accepts_the_plan(batch: int) -> None:
     shares = [rank.share for rank in made.ranks]
     assert sum(shares) == batch and max(shares) - min(shares) <= 1
     assert not made.rebalance and not made.measure_collective
+    assert (made.precision, made.activation_checkpointing) == (("BF16", True) if fields else ("FP32", False))
 
 
 @pytest.mark.parametrize("micro_batches", [4, 16])

@@ -27,6 +27,7 @@ from dlcontract import Plan
 from dltrain.comm.algorithms.torch_distributed import TorchDistributed, raise_lost
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.device.precision import TYPES
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.placement import OwnRows, Strategy
@@ -52,14 +53,16 @@ class FullyShardedParallel(Strategy):
         host: str,
         unit_nbytes: int,
         tail: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Move the model to ``device``, one layer after another, and shard it. All ranks must call this together.
 
         The optimizer then has the sharded parameters, in the same groups. ``host``: the address of rank 0.
         ``unit_nbytes``: minimum size of the parameters that are gathered together, before the rest of the model.
-        ``tail``: number of values that ranks share at every step. Raise PeerLostError if a rank is lost, BadInputError
-        if torch or the GPUs do not support it, MisuseError for a model that cannot be sharded, and ValueError for an
-        optimizer with state.
+        ``tail``: number of values that ranks share at every step. ``dtype``: the 16-bit type in which ranks gather
+        parameters; None for the parameters' own type. Raise PeerLostError if a rank is lost, BadInputError if torch or
+        the GPUs do not support it, MisuseError for a model that cannot be sharded, and ValueError for an optimizer with
+        state.
         """
         if optimizer.state:
             raise ValueError("optimizer: found state; expected none, because t.wrap loads it. Create a new optimizer")
@@ -78,7 +81,7 @@ class FullyShardedParallel(Strategy):
         self._communication = UnitCommunication()
         world: Any = torch.distributed.group.WORLD
         mesh = DeviceMesh.from_group(world, device.type)
-        units = shard(model, mesh, self._communication, unit_nbytes)
+        units = shard(model, mesh, self._communication, unit_nbytes, dtype)
         after = dict(model.named_parameters(remove_duplicate=False))
         stands_for = {id(old): after[name] for name, old in before.items()}
         for group in optimizer.param_groups:
@@ -393,4 +396,5 @@ def fully_sharded(
     ``tail``: number of values that ranks share at every step.
     """
     unit_nbytes = min(UNIT_NBYTES, plan.bucket_nbytes)
-    return FullyShardedParallel(model, optimizer, process_group, device, plan.ranks[0].host, unit_nbytes, tail)
+    host, dtype = plan.ranks[0].host, TYPES.get(plan.precision)
+    return FullyShardedParallel(model, optimizer, process_group, device, host, unit_nbytes, tail, dtype)

@@ -2,6 +2,9 @@
 
 A unit is gathered before its forward and its backward pass, and freed after each. Its gradients are reduced when its
 backward pass ends, so that every rank gets the sum for its part.
+
+In 16 bits, ranks gather copies in 16 bits of the parameters of a unit and compute with these. Each rank stores its part
+of the parameters, and sums gradients, in float32.
 """
 
 import warnings
@@ -11,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _NormBase
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
 from dltrain.protocol.errors import BadInputError, MisuseError
@@ -49,10 +53,14 @@ def units_of(model: nn.Module, min_nbytes: int) -> list[nn.Module]:
     return list(dict.fromkeys(walk(model)))
 
 
-def shard(model: nn.Module, mesh: Any, communication: "UnitCommunication", min_nbytes: int) -> list[nn.Module]:
+def shard(
+    model: nn.Module, mesh: Any, communication: "UnitCommunication", min_nbytes: int, dtype: torch.dtype | None
+) -> list[nn.Module]:
     """Shard the parameters of ``model`` over the ranks of ``mesh``, in place. Return the units, last the model.
 
-    ``communication``: the collectives of all units. ``min_nbytes``: minimum size of a unit's parameters.
+    ``communication``: the collectives of all units. ``min_nbytes``: minimum size of a unit's parameters. ``dtype``: the
+    16-bit type in which ranks gather parameters; None for the parameters' own type. It does not change units with
+    BatchNorm, whose statistics are float32.
 
     Raise BadInputError if the installed torch is too old, and MisuseError for parameters that cannot be sharded.
     """
@@ -67,7 +75,7 @@ def shard(model: nn.Module, mesh: Any, communication: "UnitCommunication", min_n
     _check_parameters(model, units)
     _warn_of_large_units(model, units)
     for unit in units:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=_policy(unit, units, dtype))
     for unit in units:
         assert isinstance(unit, FSDPModule), "fully_shard has just made it one"
         unit.set_gradient_divide_factor(1.0)  # the gradients are weighted before they are summed
@@ -76,6 +84,19 @@ def shard(model: nn.Module, mesh: Any, communication: "UnitCommunication", min_n
         unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
     return units
+
+
+def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Return in which types ranks gather a unit and sum its gradients.
+
+    BatchNorm needs parameters of the type of its statistics. ``units``: all units, last the model, which has the rest.
+    """
+    others = units[:-1] if unit is units[-1] else ()
+    inner = {id(module) for other in others for module in other.modules()}
+    own = (module for module in unit.modules() if id(module) not in inner)
+    if dtype is None or any(isinstance(module, _NormBase) for module in own):
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
 def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:

@@ -1,7 +1,8 @@
 """The precision of the plan: autocast for forward pass and loss, and loss scaling with float16.
 
 Parameters, their gradients and the optimizer's state are float32 in every precision, so ranks exchange the same
-gradients, and checkpoints fit all precisions.
+gradients, and checkpoints fit all precisions. With strategy Sharded, ranks also gather parameters in 16 bits
+(``parallel.pytorch.sharded_units``).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +12,10 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from dlcontract import Plan
+from dltrain.device.precision import TYPES
 from dltrain.optim.grad_scaler import LossScale
-from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.protocol.errors import MisuseError
 from dltrain.train.steps.step import Step
-
-TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
 class MixedPrecision:
@@ -65,15 +65,3 @@ class MixedPrecision:
                 "loop, scaler.scale(loss).backward(), scaler.step(opt) and scaler.update(). Add them, or choose "
                 "another spec.precision"
             )
-
-
-def check_units(plan: Plan, device: torch.device) -> None:
-    """Raise BadInputError if the plan's precision is bfloat16 and this rank's GPU has no units for it.
-
-    torch emulates them more slowly than float32. CPUs also compute bfloat16 without such units, which profiles measure.
-    """
-    if plan.precision == "BF16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
-        name = torch.cuda.get_device_name(device)
-        raise BadInputError(
-            "spec.precision", f"BF16 on {name}", "a GPU with units for bfloat16", "choose FP16, FP32 or Auto"
-        )

@@ -51,8 +51,9 @@ COMPUTATION_RULES = (
     Rule(
         "precision",
         f"{_16_BITS}{_PRECISION_PLAN.cel}",
-        "precision BF16 and FP16 need parallelism.strategy Data, Optimizer or Auto, parallelism.synchronization "
-        "Synchronous and a collective other than LayeredServer: set precision to Auto or FP32, or choose these values",
+        "precision BF16 and FP16 need parallelism.strategy Data, Optimizer, Sharded or Auto, "
+        "parallelism.synchronization Synchronous and a collective other than LayeredServer: set precision to Auto or "
+        "FP32, or choose these values",
         lambda s: s.precision not in (Precision.BF16, Precision.FP16) or _PRECISION_PLAN.holds(s),
     ),
     Rule(
@@ -73,7 +74,7 @@ COMPUTATION_RULES = (
     Rule(
         "activationCheckpointing",
         f"{_ALWAYS}{_CHECKPOINTING_PLAN.cel}",
-        "activationCheckpointing Always needs parallelism.strategy Data, Optimizer or Auto, "
+        "activationCheckpointing Always needs parallelism.strategy Data, Optimizer, Sharded or Auto, "
         "parallelism.synchronization Synchronous and a collective other than LayeredServer: set "
         "activationCheckpointing to Auto or Never, or choose these values",
         lambda s: s.activation_checkpointing is not ActivationCheckpointing.ALWAYS or _CHECKPOINTING_PLAN.holds(s),

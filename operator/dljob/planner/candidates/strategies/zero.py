@@ -1,6 +1,6 @@
 """Predicted step time and memory of plans with sharded gradients (ZeRO-2) or parameters (ZeRO-3), on equal ranks.
 
-The trainer runs training scripts with ZeRO-3 in float32 (strategy Sharded), and no others yet. The plans have
+The trainer runs training scripts with ZeRO-3 (strategy Sharded), and no others yet. The plans have
 the same number of samples on each rank, and as few micro-batches as the memory allows, because each micro-batch
 repeats the communication.
 

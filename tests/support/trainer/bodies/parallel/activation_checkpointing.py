@@ -18,6 +18,8 @@ from support.trainer.bodies.harness import (
     four_classes,
     print_on_rank_0,
     start_process_group,
+    strategy_fields,
+    whole,
 )
 from support.trainer.plans import make_plan
 
@@ -45,10 +47,12 @@ class Net(nn.Module):
         return self.last(self.blocks(self.first(x)))
 
 
-def made(group: ProcessGroup, shares: list[int], recomputes: bool, **fields: object) -> Trainer:
+def made(
+    group: ProcessGroup, shares: list[int], recomputes: bool, *, strategy: str = "Data", **fields: object
+) -> Trainer:
     plan = make_plan(
         global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, activation_checkpointing=recomputes,
-        **{"collective": "Ring", **fields},
+        **strategy_fields(strategy, len(shares)), **fields,
     )  # fmt: skip
     return Trainer(plan, group, RankReporter(None), torch.device("cpu"), "cpu")
 
@@ -69,11 +73,11 @@ def kept_nbytes(net: Net, x: Tensor) -> int:
 
 def trained(
     group: ProcessGroup, shares: list[int], recomputes: bool, *, batch_norm: bool = False, sync: bool = False,
-    **fields: object,
-) -> tuple[Net, list[float]]:  # fmt: skip
-    """Return the trained net and the losses of this rank."""
+    strategy: str = "Data", **fields: object,
+) -> tuple[Net, Tensor, list[float]]:  # fmt: skip
+    """Return the trained net, its parameters and the losses of this rank."""
     torch.manual_seed(0)
-    trainer, net = made(group, shares, recomputes, **fields), Net(batch_norm)
+    trainer, net = made(group, shares, recomputes, strategy=strategy, **fields), Net(batch_norm)
     opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     trainer.checkpoint_activations(net.blocks)
     twin = copy.deepcopy(net)
@@ -88,9 +92,14 @@ def trained(
         scaler.step(opt)
         scaler.update()
     assert twin.blocks[0].forward.__self__ is twin.blocks[0], "a copy computes with its own parameters"
-    assert not recomputes or batch_norm or kept_nbytes(net, x) < 0.7 * kept_nbytes(Net(False), x)
+    if strategy == "Sharded":
+        parameters = whole(net)
+    else:
+        assert not recomputes or batch_norm or kept_nbytes(net, x) < 0.7 * kept_nbytes(Net(False), x)
+        equal_on_all(group, net)
+        parameters = flat(net)
     trainer.close()
-    return net, losses
+    return net, parameters, losses
 
 
 def misuse(group: ProcessGroup, shares: list[int]) -> None:
@@ -133,14 +142,20 @@ def main() -> None:
         "synchronized batch norm": {"batch_norm": True, "sync": True},
     }
     if group.size > 1:
-        cases["sharded optimizer"] = {"parallelism": "Optimizer", "micro_batches": 2}
+        cases["sharded optimizer"] = {"strategy": "Optimizer", "micro_batches": 2}
+        cases["sharded parameters"] = {"strategy": "Sharded", "micro_batches": 2}
+        cases["sharded parameters in bfloat16"] = {"strategy": "Sharded", "precision": "BF16"}
+        cases["sharded parameters in bfloat16, batch norm"] = {
+            "strategy": "Sharded",
+            "precision": "BF16",
+            "batch_norm": True,
+        }
     for name, fields in cases.items():
         plain, again = (trained(group, shares, recomputes, **fields) for recomputes in (False, True))
-        assert plain[1] == again[1], f"{name}: {plain[1]} {again[1]}"
-        assert distance(flat(plain[0]), flat(again[0])) == 0, name
+        assert plain[2] == again[2], f"{name}: {plain[2]} {again[2]}"
+        assert distance(plain[1], again[1]) == 0, name
         for one, other in zip(plain[0].buffers(), again[0].buffers(), strict=True):
             assert torch.equal(one, other), f"{name}: statistics"
-        equal_on_all(group, again[0])
         print_on_rank_0(group, f"{name}: the same with and without activation checkpointing")
     misuse(group, shares)
     print_on_rank_0(group, "misuse is found")

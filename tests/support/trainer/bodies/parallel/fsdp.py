@@ -33,6 +33,7 @@ from support.trainer.bodies.harness import (
     print_on_rank_0,
     sgd,
     start_process_group,
+    whole,
 )
 from support.trainer.plans import make_plan
 
@@ -65,13 +66,6 @@ class Net(nn.Module):
             h = h + self.rare(h) * (x[:, :1] > 0.8)
         out: Tensor = self.last(self.again(self.tied(self.narrow(h)).tanh())) * self.scale
         return out
-
-
-def whole(net: nn.Module) -> Tensor:
-    """Return all parameters of a sharded network. All ranks must call it."""
-    parameters: list[Any] = list(net.parameters())
-    assert all(isinstance(p, DTensor) for p in parameters), "every parameter is sharded"
-    return torch.cat([p.detach().full_tensor().flatten() for p in parameters])
 
 
 def backward(net: Net, x: Tensor, y: Tensor, trainer: Trainer | None) -> None:

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from dlcontract import Precision
 from dltrain.batch.sampling import Sampler
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.device.precision import TYPES
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.reporter import RankReporter
-from dltrain.train.steps.mixed_precision import TYPES
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
     distance,
@@ -23,6 +23,8 @@ from support.trainer.bodies.harness import (
     gradient_of,
     print_on_rank_0,
     start_process_group,
+    strategy_fields,
+    whole,
 )
 from support.trainer.plans import make_plan
 
@@ -33,14 +35,31 @@ UNIT = {"BF16": 2.0**-8, "FP16": 2.0**-11}
 """Largest relative error of rounding to the precision."""
 
 
+class Layer(nn.Linear):
+    used: set[torch.dtype]
+    """Types of the parameters with which the layer has computed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.used = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.used.add(self.weight.dtype)
+        return super().forward(x).tanh()
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+        self.layers = nn.ModuleList(Layer(32) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.norm(self.first(x)).relu())
-        return y
+        y: Tensor = self.norm(self.first(x)).relu()
+        for layer in self.layers:
+            y = y + layer(y)
+        out: Tensor = self.last(y)
+        return out
 
 
 def net_and_optimizer() -> tuple[Net, torch.optim.Optimizer]:
@@ -72,16 +91,18 @@ def in_one_process(precision: Precision, data: Sequence[Tensor], batch: int) -> 
 def made(group: ProcessGroup, shares: list[int], precision: Precision, micro_batches: int, strategy: str) -> Trainer:
     plan = make_plan(
         global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, micro_batches=micro_batches,
-        precision=precision, parallelism=strategy, collective="Ring",
+        precision=precision, **strategy_fields(strategy, len(shares)),
     )  # fmt: skip
     return Trainer(plan, group, RankReporter(None), torch.device("cpu"), "cpu")
 
 
 def on_all_ranks(
     group: ProcessGroup, precision: Precision, data: tuple[Tensor, ...], shares: list[int], micro: int, strategy: str
-) -> tuple[Tensor, nn.Module, list[float]]:
+) -> tuple[Tensor, Tensor, list[float]]:
+    """Return the first gradient (empty unless the strategy is Data), the parameters and the losses of all ranks."""
     trainer = made(group, shares, precision, micro, strategy)
-    net, opt = trainer.wrap(*net_and_optimizer())
+    taken, opt = net_and_optimizer()
+    net, opt = trainer.wrap(taken, opt)
     losses, first = list[float](), torch.empty(0)
     trainer.progress.add_loss = losses.append  # type: ignore[method-assign]
     scaler = trainer.grad_scaler(init_scale=SCALE)
@@ -100,8 +121,13 @@ def on_all_ranks(
     assert all(p.dtype == torch.float32 for p in net.parameters())
     state = trainer._loss_scale.state()
     assert (state is not None) == (precision == "FP16"), "checkpoints contain the scaler"
+    gathered = TYPES.get(precision, torch.float32) if strategy == "Sharded" else torch.float32
+    assert all(layer.used == {gathered} for layer in taken.layers), f"{strategy}: {[x.used for x in taken.layers]}"
+    parameters = whole(net) if strategy == "Sharded" else flat(net)
+    if strategy != "Sharded":
+        equal_on_all(group, net)
     trainer.close()
-    return first, net, losses
+    return first, parameters, losses
 
 
 def misuse(group: ProcessGroup, shares: list[int]) -> None:
@@ -136,15 +162,14 @@ def main() -> None:
         assert distance(gradient, exact) < bound, "autocast itself is further from float32"
         if precision != "FP32":
             assert distance(gradient, exact) > bound / 1000, "nothing was rounded"
-        for strategy in ("Data", "Optimizer") if group.size > 1 else ("Data",):
+        for strategy in ("Data", "Optimizer", "Sharded") if group.size > 1 else ("Data",):
             for micro in (1, 3):
-                first, net, found = on_all_ranks(group, precision, data, shares, micro, strategy)
+                first, trained, found = on_all_ranks(group, precision, data, shares, micro, strategy)
                 case = f"{precision}, {strategy}, {micro} micro-batches"
                 if strategy == "Data":
                     assert distance(first, gradient) < bound, f"{case}: {distance(first, gradient)}"
-                assert distance(flat(net), parameters) < bound, f"{case}: {distance(flat(net), parameters)}"
+                assert distance(trained, parameters) < bound, f"{case}: {distance(trained, parameters)}"
                 assert found == pytest.approx(losses, rel=bound), case
-                equal_on_all(group, net)
         print_on_rank_0(group, f"{precision}: the same as in one process")
     misuse(group, shares)
     print_on_rank_0(group, "misuse is found")
