@@ -30,9 +30,9 @@ from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.workload import builtin, in_precision
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.device.energy import meter
+from dltrain.device.precision import TYPES
 from dltrain.device.rank_device import product_label
 from dltrain.models import InputShape, build
-from dltrain.train.steps.mixed_precision import TYPES
 
 CASES = (
     ("mlp", "digits", (32, 512, 8192)),

@@ -21,8 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dljob.perf.workload.datasets import DATASETS
 from dltrain.builtin.evaluation import mean_loss
+from dltrain.device.precision import TYPES
 from dltrain.models import InputShape, build
-from dltrain.train.steps.mixed_precision import TYPES
 
 CASES = {"mlp": ("digits", 64), "resnet18": ("synthetic-images", 2), "gpt-mini": ("synthetic-tokens", 2)}
 

@@ -139,6 +139,30 @@ def test_kind_of_layers_is_known(model: Any, given: Input, output_nbytes: int | 
     assert hints.largest_activation_bytes_per_sample == (None if output_nbytes is None else 4 * 7)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_largest_unit_is_a_layer_or_the_rest_of_the_model(frozen: bool) -> None:
+    """Ranks with strategy Sharded gather the elements of a list one after another, and all other modules at once."""
+
+    class Tower(nn.Module):
+        def __init__(self, tokens: int) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(tokens, 256)
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(3))
+            self.layers.requires_grad_(not frozen)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(x)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    for tokens, expected in ((10, 256 * 256), (1000, 1000 * 256)):
+        found = profile(Tower(tokens), [Input((3,), torch.int64)])
+        hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
+        assert hints is not None and hints.largest_unit_parameters == found.largest_unit == expected
+    assert profile(nn.Linear(3, 3), [Input((3,))]).largest_unit is None, "ranks gather all at once"
+
+
 def test_only_parameters_that_are_trained_count_as_the_largest() -> None:
     model = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)

@@ -16,6 +16,7 @@ from torch import nn
 
 from dltrain.models.pair_costs import PairsProfile, pairs_profile
 from dltrain.models.pass_costs import BATCHES, Input, run_pass
+from dltrain.models.sharding_units import largest_unit
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Profile:
     """Bytes of the largest tensor in ``activation_nbytes``."""
     frozen_nbytes: int = 0
     """Bytes of the parameters that are not trained."""
+    largest_unit: int | None = None
+    """Parameters of the largest module that ranks gather with strategy Sharded; None for a model without layers in a
+    list, whose ranks gather all parameters at once."""
     pairs: PairsProfile | None = None
     """None if the model says nothing about pairs, or has a pair that cannot be split."""
 
@@ -52,7 +56,7 @@ class Profile:
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
             f"  # forward {self.forward_FLOPs:.4g}, backward {self.backward_FLOPs:.4g}\n"
             f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n{self._checkpointed()}{self._frozen()}"
-            f"{self._dense()}{self._pairs()}"
+            f"{self._dense()}{self._unit()}{self._pairs()}"
             f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored like the model's input\n"
         )
 
@@ -74,6 +78,9 @@ class Profile:
             f"    largestActivationBytesPerSample: {self.largest_activation_nbytes:.0f}\n"
             f"    largestParameterBytes: {self.largest_parameter_nbytes}\n"
         )
+
+    def _unit(self) -> str:
+        return "" if self.largest_unit is None else f"    largestUnitParameters: {self.largest_unit}\n"
 
     def _pairs(self) -> str:
         if (pairs := self.pairs) is None:
@@ -149,6 +156,7 @@ def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = (
         max(p.nbytes for p in trained),
         largest,
         sum(p.nbytes for p in model.parameters() if not p.requires_grad),
+        largest_unit(model),
         pairs,
     )
 

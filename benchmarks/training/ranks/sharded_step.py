@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dltrain import init
 from dltrain.models import InputShape
-from dltrain.parallel.pytorch.sharded_units import UNIT_NBYTES, units_of
+from dltrain.models.sharding_units import UNIT_NBYTES, units_of
 
 OURS, FSDP, DDP = "dltrain, Sharded", "fully_shard", "DDP"
 MODELS: dict[str, tuple[InputShape, int, int]] = {

@@ -155,6 +155,17 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"model": {"hints": {**HINTS, "largestParameterBytes": 9}}, "trainer": {"command": ["a"]}},
         "must not exceed 8 bytes for each of hints.parameters",
     ),
+    "a larger unit than the model": (
+        {"model": {"hints": {**HINTS, "frozenBytes": 2, "largestUnitParameters": 4}}, "trainer": {"command": ["a"]}},
+        "largestUnitParameters must not exceed hints.parameters",
+    ),
+    "a unit with frozen parameters": (
+        {"model": {"hints": {**HINTS, "frozenBytes": 8, "largestUnitParameters": 3}}, "trainer": {"command": ["a"]}}, "",
+    ),
+    "largest unit like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "largestUnitParameters": 5}}, "trainer": {"command": ["a"]}},
+        "which like does not allow",
+    ),
     "frozen parameters": (
         {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "frozenBytes": 8,
                              "pairs": {**PAIRS, "parameters": 0, "frozenBytes": 8}}}, "trainer": {"command": ["a"]}}, "",

@@ -143,6 +143,18 @@ class ModelHints(ApiModel):
             ),
         ),
         Rule(
+            "largestUnitParameters",
+            "!has(self.largestUnitParameters) || (has(self.parameters) && "
+            "(self.largestUnitParameters <= self.parameters || (has(self.frozenBytes) && "
+            "self.largestUnitParameters <= self.parameters + self.frozenBytes)))",
+            "largestUnitParameters must not exceed hints.parameters, and one for each of hints.frozenBytes, which like "
+            "does not allow: set all as python -m dltrain.profile prints them, or remove it",
+            lambda h: (
+                h.largest_unit_parameters is None
+                or (h.parameters is not None and h.largest_unit_parameters <= h.parameters + (h.frozen_bytes or 0))
+            ),
+        ),
+        Rule(
             "largestParameterBytes",
             "!has(self.largestParameterBytes) || "
             "(has(self.parameters) && self.largestParameterBytes <= 8 * self.parameters)",
@@ -211,6 +223,17 @@ class ModelHints(ApiModel):
             le=10**16,
             description="Bytes of the parameters that are not trained, such as the pretrained base of LoRA. Plans "
             "count them in the memory of each rank, and twice in main memory, where the script loads them.",
+        ),
+    ] = None
+    largest_unit_parameters: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**15,
+            description="Number of parameters, also those that are not trained, of the largest module that ranks "
+            "gather at once with parallelism.strategy Sharded: an element of a ModuleList or Sequential, such as a "
+            "transformer layer, or all modules outside of them together, such as the embeddings. Unset: plans assume "
+            "a quarter of the model.",
         ),
     ] = None
     pairs: Annotated[

@@ -124,6 +124,7 @@ def planner_request(
         dense_output_nbytes=hints.dense_output_bytes_per_sample if hints else None,
         largest_activation_nbytes=hints.largest_activation_bytes_per_sample if hints else None,
         largest_parameter_nbytes=hints.largest_parameter_bytes if hints else None,
+        largest_unit=hints.largest_unit_parameters if hints else None,
         frozen_nbytes=(hints.frozen_bytes or 0) if hints else 0,
         pairs=stated_pairs(hints.pairs) if hints and hints.pairs else None,
         # Another image may contain an earlier release of the trainer, or a build of torch with its own allocator.

@@ -33,12 +33,16 @@ def unit_parameters(workload: Workload) -> int:
 
     A unit is the layer with the most parameters, or a bucket if that is larger. In transformers, this is the token
     embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features. If
-    the layers are not known, the fraction ``UNKNOWN_UNIT`` of all parameters is assumed.
+    the layers are not known, the fraction of all parameters is the user's, or ``UNKNOWN_UNIT``.
     """
     largest = max((layer.parameters for layer in workload.layers), default=0)
     if workload.name == HINTED:
-        largest = ceil(UNKNOWN_UNIT * workload.parameters)
+        largest = ceil(_unit_part(workload) * workload.parameters)
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
+
+
+def _unit_part(workload: Workload) -> float:
+    return UNKNOWN_UNIT if workload.stated_unit is None else min(1.0, workload.stated_unit)
 
 
 def units(workload: Workload) -> int:
@@ -78,13 +82,14 @@ def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
 def frozen_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
     """Return the bytes of frozen parameters, with their 16-bit copies, that one of ``ranks`` ranks holds.
 
-    Stage 3 shards frozen parameters, too, and gathers them as it does others. How many are in a unit is not known.
+    Stage 3 shards frozen parameters, too, and gathers them as it does others. A unit has the same part of them as of
+    all parameters, or ``UNKNOWN_UNIT``.
     """
     frozen, gathers_half = float(workload.frozen_nbytes), element_nbytes(workload) < REAL_NBYTES
     whole = frozen + workload.frozen_copies_nbytes
     if stage < 3:
         return whole
-    gathered = GATHERED_UNITS * UNKNOWN_UNIT * frozen * element_nbytes(workload) / REAL_NBYTES
+    gathered = GATHERED_UNITS * _unit_part(workload) * frozen * element_nbytes(workload) / REAL_NBYTES
     return min(whole, frozen / ranks + gathered + (0.0 if gathers_half else workload.frozen_copies_nbytes))
 
 

@@ -80,6 +80,9 @@ class Workload:
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
     stated_largest_nbytes: int | None = None
     """``largest_parameter_nbytes`` of a model that only figures describe; None if it is unknown."""
+    stated_unit: float | None = None
+    """Largest unit of strategy Sharded of a model that only figures describe, as a fraction of all parameters; None if
+    it is unknown."""
     stated_activation_nbytes: float | None = None
     """Bytes of a sample in the largest activation of a model that only figures describe; None if it is unknown."""
     stated_dense: bool = False
@@ -305,6 +308,7 @@ def hinted(
     largest_parameter_nbytes: int | None = None,
     largest_activation_nbytes: int | None = None,
     frozen_nbytes: int = 0,
+    largest_unit: int | None = None,
 ) -> Workload:
     """Return the workload of a model that only figures in ``spec.model.hints`` describe.
 
@@ -316,6 +320,7 @@ def hinted(
     and ``largest_parameter_nbytes``: as in ``Workload``; pipeline stages do not divide a pair.
     ``largest_activation_nbytes``: bytes of a sample in the largest activation; None if it is unknown.
     ``frozen_nbytes``: bytes of the parameters that are not trained, which need no gradients in the backward pass.
+    ``largest_unit``: parameters, also frozen ones, of the largest module that ranks gather at once; None: unknown.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -365,4 +370,5 @@ def hinted(
         loss_nbytes=OUTPUT_COPIES * (dense_output_nbytes or 0.0),
         pairs=pairs,
         frozen_nbytes=frozen_nbytes,
+        stated_unit=None if largest_unit is None else largest_unit / (parameters + frozen_nbytes / REAL_NBYTES),
     )

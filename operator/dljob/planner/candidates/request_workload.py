@@ -31,6 +31,7 @@ def _described(request: Request) -> Workload:
             request.largest_parameter_nbytes,
             request.largest_activation_nbytes,
             request.frozen_nbytes,
+            request.largest_unit,
         )
     if request.structure is not None:
         return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))

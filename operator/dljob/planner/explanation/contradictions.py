@@ -254,8 +254,12 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
         return wrong
     mostly_state = none > one / 2
     field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
-    units = f" (hints have no layers, so {UNKNOWN_UNIT:.0%} of the parameters are assumed to be gathered at once)"
-    state = f"{gibibytes(none)}{units if mostly_state and workload.name == HINTED else ''}"
+    unknown = mostly_state and workload.name == HINTED and workload.stated_unit is None
+    units = (
+        f" (hints have no layers, so {UNKNOWN_UNIT:.0%} of the parameters are assumed to be gathered at once, unless "
+        "spec.model.hints.largestUnitParameters says how many)"
+    )
+    state = f"{gibibytes(none)}{units if unknown else ''}"
     remedy = "choose a smaller model, allow more devices" if mostly_state else "correct the figure, shorten the samples"
     return replace(
         wrong,

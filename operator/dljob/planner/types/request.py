@@ -96,6 +96,9 @@ class Request:
     if it is unknown."""
     largest_parameter_nbytes: int | None = None
     """Bytes of the largest trainable tensor of a model that only figures describe; None if it is unknown."""
+    largest_unit: int | None = None
+    """Parameters, also frozen ones, of the largest module that ranks gather with strategy Sharded, of a model that only
+    figures describe; None if it is unknown."""
     frozen_nbytes: int = 0
     """Bytes of the parameters that are not trained, of a model that only figures describe."""
     pairs: StatedPairs | None = None

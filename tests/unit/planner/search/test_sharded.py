@@ -98,6 +98,25 @@ def test_known_layers_need_less_memory_than_unknown_ones() -> None:
     assert a.prediction.host_memory_nbytes > 8 * parameters_nbytes, "each of 8 ranks creates the model in main memory"
 
 
+def test_stated_units_need_less_memory_than_assumed_ones() -> None:
+    """Llama 2 70B: 80 layers of 856 million parameters. Its gradients and optimizer state alone need 12 bytes each."""
+    llama: dict[str, Any] = {
+        "parameters": 69 * 10**9,
+        "flops_per_sample": 1.7e15,
+        "precision": None,
+        "global_batch": 64,
+    }
+    llama |= {"activation_nbytes_per_sample": 10**11, "checkpointed_nbytes_per_sample": 6 * 10**9}
+    many = ClusterView(
+        tuple(Node(f"n{i}", A100, 8, 8, 64, 64, 2**41, link_bandwidth_Bps=25e9, is_gpu=True) for i in range(8))
+    )
+    asked = replace(LARGE, **SHARDED, **llama, recomputation="Always")
+    refused = rejected(asked, many)
+    assert refused.reason == "DoesNotFit" and "hints.largestUnitParameters" in refused.message
+    found = chosen(replace(asked, largest_unit=856_000_000), many)
+    assert found.recomputes and found.precision == "BF16"
+
+
 def test_ranks_on_cpus_hold_the_whole_model_at_their_start() -> None:
     small = replace(LARGE, **SHARDED, parameters=10**9, activation_nbytes_per_sample=10**7, flops_per_sample=6e9)
     assert chosen(small, CPUS).prediction.memory_nbytes > 4 * 10**9 * (1 + 1 / 3)

@@ -28,12 +28,13 @@ from dltrain.comm.algorithms.torch_distributed import TorchDistributed, raise_lo
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.precision import TYPES
+from dltrain.models.sharding_units import UNIT_NBYTES
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.placement import OwnRows, Strategy
 from dltrain.parallel.pytorch import sharded_state
 from dltrain.parallel.pytorch.sharded_state import like, part_of
-from dltrain.parallel.pytorch.sharded_units import UNIT_NBYTES, UnitCommunication, shard
+from dltrain.parallel.pytorch.sharded_units import UnitCommunication, shard
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.timing.stopwatch import Lap, reading
 

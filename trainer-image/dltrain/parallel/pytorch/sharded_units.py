@@ -8,8 +8,7 @@ of the parameters, and sums gradients, in float32.
 """
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,39 +17,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
+from dltrain.models.sharding_units import units_of
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.timing.stopwatch import Lap, reading
 
-UNIT_NBYTES = 2**18
-"""Minimum size in bytes of the parameters of a unit. Smaller modules belong to the unit of the whole model, because
-each unit costs three messages per step."""
 WARN_NBYTES, MAX_PART = 2**26, 0.5
 """Ranks warn if a model with at least so many bytes of parameters has a unit with more than this part of them."""
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-
-def units_of(model: nn.Module, min_nbytes: int) -> list[nn.Module]:
-    """Return the modules whose parameters are gathered together, without the model itself, which has all others.
-
-    These are the outermost elements of lists (ModuleList, Sequential, ModuleDict) with at least ``min_nbytes`` bytes of
-    parameters, such as the layers of a transformer. A module that shares a parameter with a module outside of it (tied
-    weights) is no unit, because two units cannot have the same parameter.
-    """
-    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-
-    def is_unit(module: nn.Module) -> bool:
-        within = Counter(id(p) for inner in module.modules() for p in inner.parameters(recurse=False))
-        large = sum(p.nbytes for p in module.parameters()) >= min_nbytes
-        return large and all(uses[key] == count for key, count in within.items())
-
-    def walk(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
-            if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS) and is_unit(child):
-                yield child
-            else:
-                yield from walk(child)
-
-    return list(dict.fromkeys(walk(model)))
 
 
 def shard(
