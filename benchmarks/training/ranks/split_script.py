@@ -183,6 +183,8 @@ def train(t: Trainer) -> None:
     x, y = KINDS[os.environ[KIND_ENV]].data(t.plan.global_batch * STEPS, 1)
     model = t.create(net)
     opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    if t.plan.activation_checkpointing:
+        t.checkpoint_activations(model.blocks)
     model, opt = t.wrap(model, opt, sample=x[:1], save="trained")
     row["created"] = peak_nbytes()
     for inputs, targets in t.steps(t.loader((x, y))):
