@@ -184,7 +184,9 @@ def train(t: Trainer) -> None:
     model = t.create(net)
     opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     if t.plan.activation_checkpointing:
-        t.checkpoint_activations(model.blocks)
+        blocks = model.blocks
+        assert isinstance(blocks, nn.ModuleList), "it is one in all networks with blocks"
+        t.checkpoint_activations(blocks)
     model, opt = t.wrap(model, opt, sample=x[:1], save="trained")
     row["created"] = peak_nbytes()
     for inputs, targets in t.steps(t.loader((x, y))):

@@ -1,16 +1,8 @@
 """The Kubernetes API of dljob: the types of DLJob and DLProfile. Only this package uses camelCase names."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
-from dljob.api.profile import (
-    ComputePoint,
-    DLProfile,
-    DLProfileSpec,
-    DLProfileStatus,
-    NextMeasurement,
-    NoiseScale,
-    ScalingConstants,
-    ScalingPoint,
-)
+from dljob.api.measured_steps import ComputePoint, NextMeasurement, ScalingConstants, ScalingPoint
+from dljob.api.profile import DLProfile, DLProfileSpec, DLProfileStatus, NoiseScale
 from dljob.api.spec import (
     BUILTIN_MODELS,
     ActivationCheckpointing,

@@ -1,7 +1,8 @@
 """Measured constants of one model on one type of device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from dlcontract import Precision
 from dljob.calibrate.memory import MemoryPoint
@@ -92,6 +93,34 @@ class StepPoint:
 
 
 @dataclass(frozen=True)
+class SplitPoint:
+    """Measured step time of runs whose ranks each held a part of the model, with equal placements and batches.
+
+    ``step_s``: geometric mean of the runs' step times in seconds, without the time in which a step waits for input
+    data. ``batch``: number of samples of all ranks. ``collective``: that of the runs. ``observations``: number of runs
+    that count in the mean.
+    """
+
+    strategy: Literal["Sharded", "Pipeline", "Tensor"]
+    place: Place
+    batch: int
+    step_s: float
+    micro_batches: int = 1
+    replicas: int = 1
+    observations: int = 1
+
+    @property
+    def samples(self) -> float:
+        """Return the mean number of samples of a rank, or of a replica's ranks, in a micro-batch."""
+        divided = self.replicas if self.strategy != "Sharded" else self.place.devices
+        return self.batch / divided / self.micro_batches
+
+    def like(self, other: "SplitPoint") -> bool:
+        """Return True if ``other`` has an equal placement and batch."""
+        return replace(self, step_s=other.step_s, observations=other.observations) == other
+
+
+@dataclass(frozen=True)
 class Repeats:
     """How far the computing times of runs were from those of earlier equal runs. ``runs``: number of such runs.
 
@@ -116,6 +145,8 @@ class Learned:
     """Standard deviation of log(measured / predicted) for communication; None without multi-device measurements."""
     steps: tuple[StepPoint, ...] = ()
     """Measured step times of runs on several devices."""
+    split_steps: tuple[SplitPoint, ...] = ()
+    """Measured step times of runs whose ranks each held a part of the model, the newest last."""
     noise: NoiseOf | None = None
     """Gradient noise scale, which does not depend on the device."""
     computing_W: float | None = None

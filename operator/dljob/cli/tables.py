@@ -22,9 +22,9 @@ BASIS = {
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 BASIS_OF_PARTS = {
-    "catalogue": "data sheets; later plans do not use measurements of runs with this strategy",
-    "probe": "measured hardware (dljob probe); later plans do not use measurements of runs with this strategy",
-    "profile": "measurements of earlier runs with strategy Data or Optimizer (kubectl get dlprofiles)",
+    "catalogue": "data sheets; later plans use the step of the first run with this strategy",
+    "probe": "measured hardware (dljob probe); later plans use the step of the first run with this strategy",
+    "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 
 

@@ -1,12 +1,22 @@
-"""The observed structure and memory of a script in its DLProfile: store newer ones, translate them for the planner."""
+"""What a run has shown besides compute times, in its DLProfile: store it, and translate it for the planner.
 
+This is the structure and the memory of a script, and the steps of ranks that each hold a part of the model.
+"""
+
+from dataclasses import replace
 from datetime import datetime
+from math import exp, log
 
 from dljob.api import DLProfileStatus
+from dljob.api.measured_steps import MAX_SPLIT_STEPS, SplitStep
 from dljob.api.script_profile import MeasuredMemory, ObservedStructure
 from dljob.api.script_profile import MeasuredSplit as StoredSplit
+from dljob.calibrate.learned import Place, SplitPoint
 from dljob.calibrate.memory import MemoryPoint, Split, remembered
 from dljob.perf.workload.observed import Collectives, Structure, Work
+
+MAX_REPEATS = 5
+"""Maximum number of earlier equal runs that count beside a new one, because neighbours and drivers change."""
 
 
 def with_structure(
@@ -96,4 +106,53 @@ def planner_memory(stored: tuple[MeasuredMemory, ...] | None) -> tuple[MemoryPoi
             m.split.part_bytes if m.split else (),
         )
         for m in stored or ()
+    )
+
+
+def with_split_step(before: DLProfileStatus, found: SplitPoint, now: datetime) -> DLProfileStatus:
+    """Return the status of a profile after a run whose ranks each held a part of the model.
+
+    Equal runs are one point, with the geometric mean of their times. The oldest points are left out if there are too
+    many.
+    """
+    known = planner_split_steps(before.split_steps)
+    points = [each for each in known if not each.like(found)]
+    for each in known:
+        if each.like(found):
+            n = min(each.observations, MAX_REPEATS)
+            mean_s = exp((n * log(each.step_s) + log(found.step_s)) / (n + 1))
+            found = replace(found, step_s=mean_s, observations=n + 1)
+    after = tuple(
+        SplitStep(
+            strategy=each.strategy,
+            nodes=each.place.nodes,
+            node_devices=each.place.node_devices,
+            cores=each.place.cores,
+            machine_nodes=each.place.machine_nodes,
+            collective=each.place.collective,
+            batch=each.batch,
+            micro_batches=each.micro_batches,
+            replicas=each.replicas,
+            seconds=each.step_s,
+            observations=each.observations,
+        )
+        for each in [*points, found][-MAX_SPLIT_STEPS:]
+    )
+    update = {"split_steps": after, "observed_jobs": before.observed_jobs + 1, "updated": now}
+    return before.model_copy(update=update)
+
+
+def planner_split_steps(stored: tuple[SplitStep, ...] | None) -> tuple[SplitPoint, ...]:
+    """Return stored steps of models that ranks divide as the planner uses them."""
+    return tuple(
+        SplitPoint(
+            s.strategy,
+            Place(s.nodes, s.node_devices, s.collective, cores=s.cores, machine_nodes=s.machine_nodes),
+            s.batch,
+            s.seconds,
+            s.micro_batches,
+            s.replicas,
+            s.observations,
+        )
+        for s in stored or ()
     )

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
 from dljob.api.base import MAX_S
-from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, RepeatedRuns
+from dljob.api.measured_steps import MAX_EXPONENT, MAX_GAMMA
+from dljob.api.profile import RepeatedRuns
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -31,7 +32,7 @@ from dljob.calibrate.noise import after as noise_after
 from dljob.calibrate.repeats import after as repeats_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
-from dljob.job.observed_structure import planner_memory, planner_structure
+from dljob.job.observed_structure import planner_memory, planner_split_steps, planner_structure
 from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
@@ -130,6 +131,7 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
         hardware=hardware_of(status.hardware, device) if status.hardware else None,
         structure=planner_structure(status.structure, device),
         memory=planner_memory(status.memory),
+        split_steps=planner_split_steps(status.split_steps),
     )
 
 
@@ -247,6 +249,7 @@ def updated_profile(
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         memory=before.memory,
+        split_steps=before.split_steps,
         observed_jobs=before.observed_jobs + 1,
         updated=now,
     )
@@ -257,11 +260,6 @@ def _computing_s(measure: RankMeasure, cores: int | None) -> float:
     if cores is None:
         return measure.compute_s
     return input_data.undelayed_s(measure.compute_s, measure.data_s, measure.fetch_s, cores)
-
-
-def _input_s(measure: RankMeasure, cores: int | None) -> float:
-    """Return the part of a measured step that predictions count as input. ``cores``: CPUs of the rank, or None."""
-    return measure.data_s if cores is None or not measure.fetch_s else input_data.delay_s(measure.fetch_s, cores)
 
 
 def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
@@ -323,8 +321,7 @@ def _scaled(
     if len(ranks) != place.devices:
         return before.scaling, before.constants, before.next_measurement
     curve = _curve(model, device, points, place.cores)
-    input_s = max(_input_s(r, place.cores) for r in ranks)
-    step_s = max(report.step_s - input_s, input_data.LEAST_COMPUTING * report.step_s)
+    step_s = input_data.step_without_input_s(report.step_s, ranks, place.cores)
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))

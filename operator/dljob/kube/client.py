@@ -16,7 +16,7 @@ from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
 from dljob.job.identity import profile_name
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
-from dljob.job.observed_structure import with_memory, with_structure
+from dljob.job.observed_structure import with_memory, with_split_step, with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.answers import ApiError, RejectedError, Written
@@ -256,19 +256,22 @@ class Kube:
             profile = await self._profile(model, device, namespace)
             before = _profile_status(profile.get("status") or {})
             complete = measurements.report.phase is RunPhase.SUCCEEDED
-            after = with_structure(before, measurements.structure, now, complete=complete) or updated_profile(
-                before,
-                model,
-                device,
-                measurements.report,
-                now,
-                measurements.place,
-                measurements.data,
-                measurements.layouts.get(device),
-                measurements.machine_nodes,
-                measurements.used_cores.get(device),
-                measurements.start_s,
-            )
+            if measurements.split_step is not None:
+                after = with_split_step(before, measurements.split_step, now)
+            else:
+                after = with_structure(before, measurements.structure, now, complete=complete) or updated_profile(
+                    before,
+                    model,
+                    device,
+                    measurements.report,
+                    now,
+                    measurements.place,
+                    measurements.data,
+                    measurements.layouts.get(device),
+                    measurements.machine_nodes,
+                    measurements.used_cores.get(device),
+                    measurements.start_s,
+                )
             await self._write_profile(profile, after)
 
     async def _profile(self, model: str, device: str, namespace: str | None) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dlcontract import Report
 from dljob.api import DLJobStatus
 from dljob.api.script_profile import ObservedStructure
 from dljob.calibrate import Place
+from dljob.calibrate.learned import SplitPoint
 from dljob.calibrate.memory import MemoryPoint
 from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest
@@ -75,6 +76,8 @@ class RunMeasurements:
     """Seconds from new pods to the first step, without fetching data. None: not measured, or disturbed by failures."""
     structure: ObservedStructure | None = None
     """Observed structure of a script that no spec describes. It is then all that the run has measured."""
+    split_step: SplitPoint | None = None
+    """Step of ranks that each held a part of the model. It is then all that the run has measured."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dljob.job.identity import data_key, profile_key
 from dljob.job.observed import Observed
 from dljob.job.plan.pod_groups import PodGroup, threads
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.plan.structure import observed_memory, observed_structure
+from dljob.job.plan.structure import observed_memory, observed_split_step, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.job.remaining import start_without_data_s
 from dljob.reconcile.desired import RunMeasurements, RunMemory
@@ -269,17 +269,21 @@ def measurements(
 ) -> RunMeasurements | None:
     """Return the measurements of a run with which the operator updates profiles, or None.
 
-    Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
-    parallelism or strategy Sharded. A job whose spec lacks fields that describe its training (``spec.missing``) has at
-    most the observed structure of its script, on the devices of rank 0. The field
+    Return None without a plan, because only devices that the plan names count. A plan with model parallelism or
+    strategy Sharded has at most the time of its steps. A job whose spec lacks fields that describe its training
+    (``spec.missing``) has at most the observed structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
     gradient accumulation. The link of a run on one node, or on nodes of one machine, is left out, because it is shared
     memory, and not the network. The link between several device types is left out, too, because it may be the network
     of only one of them, and so are link and place of a run that may span racks or zones, whose network plans add to
     that of the device type. ``observed``: the job at the end of the run, with the nodes of its pods.
     """
-    if accepted is None or accepted.plan.splits_model or accepted.plan.shards_model:
+    if accepted is None:
         return None
+    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
+    if accepted.plan.splits_model or accepted.plan.shards_model:
+        split = observed_split_step(spec, report, accepted, observed.machine_nodes)
+        return RunMeasurements(key, report, (split[0],), split_step=split[1]) if split is not None else None
     if spec.missing:
         structure = observed_structure(spec, report, accepted)
         first = accepted.plan.ranks[0].device
@@ -309,7 +313,6 @@ def measurements(
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
     cores = {group.device: _used_cores(spec, group, observed) for group in accepted.groups if group.device in used}
-    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
     start_s = _undisturbed_start_s(spec, report, observed)
     return RunMeasurements(key, report, planned, place, data_key(spec), used, cores, observed.machine_nodes, start_s)
 

@@ -1,13 +1,18 @@
-"""Translate what a report shows about a job's script, its structure and its memory, to the form that profiles store."""
+"""Translate what a report shows besides compute times to the form that profiles store.
+
+This is the structure and the memory of a script, and the step of ranks that each hold a part of the model.
+"""
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
 from dljob.api.script_profile import ObservedCollectives, ObservedHostCalls, ObservedStructure, ObservedWork
+from dljob.calibrate.learned import Place, SplitPoint
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.pod_groups import threads
 from dljob.job.plan.stored import StoredPlan
+from dljob.perf.step.input_data import step_without_input_s
 
 MAX_PER_SAMPLE = 1e18
 """Largest number of operations or bytes of a sample. A report with more is not used."""
@@ -87,6 +92,30 @@ def observed_memory(
     if len(parts) != plan.split_over or not all(0 < part <= limit + MAX_ROUNDING for part in parts):
         parts = ()
     return ranks[0].device, MemoryPoint(len(ranks), batch, plan.parallelism, peak, enough, tight, split, parts)
+
+
+def observed_split_step(
+    spec: DLJobSpec, report: Report, accepted: StoredPlan, machine_nodes: int
+) -> tuple[str, SplitPoint] | None:
+    """Return the type of device and the step of a run whose ranks each held a part of the model.
+
+    Return None for other runs, and unless all planned ranks ran, on devices of one type, within one rack and zone.
+    ``machine_nodes``: the largest number of the run's nodes on one machine.
+    """
+    plan, group = accepted.plan, accepted.groups[0]
+    if not (plan.splits_model or plan.shards_model) or len(accepted.groups) > 1 or accepted.crosses_border:
+        return None
+    if report.mismatches or not report.step_s or {rank.device for rank in report.ranks} != {group.device}:
+        return None
+    unlike = group.is_gpu and 1 < group.nodes <= machine_nodes  # Steps of GPUs do not name the machine.
+    if unlike or len(report.ranks) != len(plan.ranks):
+        return None
+    cores, near = (None, 1) if group.is_gpu else (threads(spec, group), machine_nodes)
+    step_s = step_without_input_s(report.step_s, report.ranks, cores)
+    place = Place(group.nodes, group.ranks_per_node, plan.collective, cores=cores, machine_nodes=near)
+    kind = plan.parallelism
+    assert kind in ("Sharded", "Pipeline", "Tensor"), "those whose ranks hold parts"
+    return group.device, SplitPoint(kind, place, plan.global_batch, step_s, plan.micro_batches, plan.replicas)
 
 
 def stored_structure(

@@ -6,9 +6,11 @@ so only the excess over the compute time is exposed. Scripts that load data diff
 measured steps.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from dlcontract import RankMeasure
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve
 from dljob.perf.workload.workload import Workload
@@ -220,3 +222,15 @@ def undelayed_s(compute_s: float, data_s: float, fetch_s: float, cores: float) -
     """
     shown_s = data_s if data_s >= MADE_BY_RANK * fetch_s else min(data_s, delay_s(fetch_s, cores))
     return max(compute_s + shown_s - delay_s(fetch_s, cores), LEAST_COMPUTING * compute_s)
+
+
+def step_without_input_s(step_s: float, ranks: Iterable[RankMeasure], cores: int | None) -> float:
+    """Return the seconds of a measured step without those that predictions count as waiting for input.
+
+    ``ranks``: what the ranks have measured of this step. ``cores``: CPUs of each rank; None on GPUs.
+    """
+
+    def input_s(measure: RankMeasure) -> float:
+        return measure.data_s if cores is None or not measure.fetch_s else delay_s(measure.fetch_s, cores)
+
+    return max(step_s - max(map(input_s, ranks)), LEAST_COMPUTING * step_s)

@@ -132,7 +132,9 @@ def _estimate(
     known, before = (found.get((key, device), Learned()) for key, _ in (measured, other))
     if known.points and not before.points:
         estimated = _estimated(known, device, measured[1], other[1], spread)
-        found[other[0], device] = replace(estimated, doubts=before.doubts, noise=before.noise or known.noise)
+        found[other[0], device] = replace(
+            estimated, doubts=before.doubts, noise=before.noise or known.noise, split_steps=before.split_steps
+        )
 
 
 def _estimated(known: Learned, device: str, measured: Workload, other: Workload, spread: float) -> Learned:

@@ -110,8 +110,8 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 
     If only one of the plans meets the deadline, that plan is better. Otherwise the p90 time of ``parts`` must be below
     the median time of ``whole``. Energy and cost are compared in the same way, because they are proportional to time.
-    The reason is that a wrong choice would never be corrected: profiles do not learn from model-parallel runs, while
-    data-parallel predictions improve with each run. Model-parallel jobs are also never elastic.
+    The reason is that a wrong choice is corrected late: steps of model-parallel runs say nothing about data-parallel
+    ones, while data-parallel predictions improve with each run. Model-parallel jobs are also never elastic.
     """
     p, q = parts.prediction, whole.prediction
     meets_it = meets(request, p.total_p90_s)

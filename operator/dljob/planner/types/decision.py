@@ -129,7 +129,7 @@ class Choice:
     def in_parts(self) -> bool:
         """Return True if every rank holds only a part of the model (Sharded, Pipeline, Tensor).
 
-        The ranks are then equal, all of them are needed, and profiles do not learn from the run.
+        The ranks are then equal, all of them are needed, and profiles learn nothing but the time of a step.
         """
         return self.splits_model or self.strategy == "Sharded"
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
 
-from dlcontract import replica_batches
+from dlcontract import COLLECTIVES, replica_batches
+from dljob.calibrate.learned import SplitPoint
 from dljob.perf.resources import energy
 from dljob.perf.step import model_split as split
 from dljob.perf.step.communication import Link, allreduce_s
@@ -24,6 +25,7 @@ from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
+from dljob.planner.candidates.strategies.measured_steps import Correction, Run, correction
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.candidates.strategies.split_memory import host_room_nbytes, split_memory
 from dljob.planner.types import Choice, Group, Prediction, Refusal, Request
@@ -34,9 +36,9 @@ MAX_MICRO_BATCHES = 4096
 UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
-It is needed because profiles do not learn from model-parallel runs, and because the formulas of this module ignore
-the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
-square of 0.14 (docs/design/0016-model-parallelism.md)."""
+It is needed until a run of the strategy is measured, because compute times of whole models say little about parts, and
+because the formulas of this module ignore the time in which CPUs progress messages. In measurements, log(measured /
+predicted) had a root mean square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,43 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         purpose = ", where it gathers the whole model for checkpoints" if request.checkpoints else ""
         why = f"does not fit: a pod needs {gibibytes(host)} of main memory{purpose}, but can have {gibibytes(room)}"
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
-    step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model, request.bucket_nbytes)
-    return prediction_of(part, step, request, model.workload, batch, held, host)
+    step = _step(candidate, batch, model, request.bucket_nbytes)
+    run = Run(
+        candidate.strategy,
+        part.nodes,
+        request.global_batch / candidate.replicas / candidate.micro_batches,
+        candidate.micro_batches,
+        candidate.replicas,
+    )
+
+    def predicted_s(point: SplitPoint) -> float | None:
+        known = replace(
+            candidate,
+            part=replace(part, nodes=point.place.nodes),
+            micro_batches=point.micro_batches,
+            replicas=point.replicas,
+        )
+        if candidate.strategy == "Tensor":
+            used = (name for name in COLLECTIVES if name == point.place.collective)
+            known = replace(known, collective=next(used, candidate.collective))
+        try:
+            return step_s_of(known.part, _step(known, ceil(point.batch / point.replicas), model, request.bucket_nbytes))
+        except ValueError:  # The model has changed.
+            return None
+
+    found = correction(option, run, predicted_s)
+    return prediction_of(part, step, request, model.workload, batch, held, host, found=found)
+
+
+def _step(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nbytes: int) -> SplitStep:
+    return (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model, bucket_nbytes)
+
+
+def step_s_of(part: Part, step: SplitStep) -> float:
+    """Return the predicted seconds of a step on the ranks of ``part``, without input data."""
+    link, _ = link_of([part.option], [part.nodes])
+    waiting_s = step.busy_s * (straggler_factor(part.ranks) - 1) + agreement_s(part.ranks, link.latency_s)
+    return step.busy_s + step.moving_s + waiting_s
 
 
 def prediction_of(
@@ -94,20 +131,22 @@ def prediction_of(
     held: int,
     host: int,
     writers: int = 1,
+    found: Correction | None = None,
 ) -> Prediction:
     """Return the prediction of a plan on equal ranks. ``step``: the predicted parts of its step time.
 
     ``batch``: number of samples whose input each rank prepares in a step. ``held``: bytes of memory that a rank needs
     on its device. ``host``: bytes of main memory that a pod needs. ``writers``: number of ranks that each write a part
-    of a checkpoint.
+    of a checkpoint. ``found``: what measured runs say about the step; None without any.
     """
     option, ranks = part.option, part.ranks
+    if found is not None:
+        factor, certain = found.applied(_spread(part, step))
+        step = replace(step, busy_s=factor * step.busy_s, mean_s=factor * step.mean_s, moving_s=factor * step.moving_s)
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
-    link, _ = link_of([option], [part.nodes])
-    waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
-    known, rest = step.busy_s + data_s, step.moving_s + waiting_s
-    step_s = known + rest
-    spread = hypot(known * option.compute_spread / step_s, rest * step.spread / step_s, UNMEASURED_SPREAD)
+    step_s = step_s_of(part, step) + data_s
+    rest = step_s - step.busy_s - data_s
+    spread = _spread(part, step, data_s) if found is None else certain
     alone_s = step.in_turn * step.busy_s + step.moving_s
     evaluating_s = split_evaluations_s(request, workload, alone_s, batch, option.cores)
     total_s = step_s * request.total_steps + option.fetching.first_s(batch) + evaluating_s
@@ -125,7 +164,7 @@ def prediction_of(
         cost_usd=request.prices.with_energy_usd(energy.cost_usd(option.device, total_s, ranks), power_W * total_s),
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
-        basis=basis_of([option]),
+        basis="profile" if found is not None else basis_of([option]),
         host_memory_nbytes=host,
         efficiency=min(1.0, option.alone_s(request.global_batch) / (step_s * ranks)),
         data_s=data_s,
@@ -133,6 +172,14 @@ def prediction_of(
         evaluations_s=evaluating_s,
     )
     return whole_training(made, request, workload, [part.fetching_nodes], 1 / part.nodes, writers)
+
+
+def _spread(part: Part, step: SplitStep, data_s: float = 0.0) -> float:
+    """Return the standard deviation of log(measured / predicted) of a step without measurements of the strategy."""
+    step_s = step_s_of(part, step) + data_s
+    known_s = step.busy_s + data_s
+    rest_s = step_s - known_s
+    return hypot(known_s * part.option.compute_spread / step_s, rest_s * step.spread / step_s, UNMEASURED_SPREAD)
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:

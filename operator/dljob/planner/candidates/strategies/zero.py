@@ -9,10 +9,11 @@ ranks resume, each one reads only its part, so that they then need less memory t
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from dljob.calibrate.learned import SplitPoint
 from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import zero
@@ -21,7 +22,8 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
-from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of
+from dljob.planner.candidates.strategies.measured_steps import Run, correction
+from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of, step_s_of
 from dljob.planner.types import Prediction, Request
 from dljob.planner.types.texts import rate
 
@@ -103,6 +105,27 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     """Predict the step time, memory, energy and cost of a candidate that fits into memory."""
     part, option, k, n = found.part, found.part.option, found.micro_batches, found.part.ranks
     local = ceil(request.global_batch / n)
+    samples = ceil(local / k)
+    held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
+    host = host_nbytes(found, request, workload, samples, held)
+    writers = n if found.stage == 3 else 1
+    known = None
+    if found.stage == 3:
+
+        def predicted_s(point: SplitPoint) -> float:
+            other = ZeroCandidate(replace(part, nodes=point.place.nodes), 3, point.micro_batches)
+            return step_s_of(other.part, _step(other, point.batch, workload))
+
+        run = Run("Sharded", part.nodes, request.global_batch / n / k, k, 1)
+        known = correction(option, run, predicted_s)
+    step = _step(found, request.global_batch, workload)
+    return prediction_of(part, step, request, workload, local, held, host, writers, known)
+
+
+def _step(found: ZeroCandidate, batch: int, workload: Workload) -> SplitStep:
+    """Return the predicted step of ``batch`` samples of all ranks."""
+    part, option, k, n = found.part, found.part.option, found.micro_batches, found.part.ranks
+    local = ceil(batch / n)
     samples, update_s = ceil(local / k), update_part_s(option)
     computing_s = repeated(option.computing, k, update_s).seconds(local)
     busy_s = computing_s - update_s * (1 - 1 / n)  # each rank updates its part of the parameters
@@ -110,7 +133,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     moving_s = zero.exposed_communication_s(
         workload, found.stage, n, link, part.nodes, (computing_s - update_s) / k, k, overlap_of([option])
     )
-    step = SplitStep(
+    return SplitStep(
         busy_s=busy_s,
         mean_s=busy_s,
         moving_s=moving_s,
@@ -118,10 +141,6 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
         spread=spread,
         active=active_part(workload, option.device, samples),
     )
-    held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
-    host = host_nbytes(found, request, workload, samples, held)
-    writers = n if found.stage == 3 else 1
-    return prediction_of(part, step, request, workload, local, held, host, writers)
 
 
 def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samples: int, held: int) -> int:

@@ -1,0 +1,114 @@
+"""Tests of plans whose ranks each hold a part of the model, after runs of such plans were measured."""
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.calibrate.learned import Learned, Place, SplitPoint
+from dljob.cluster import ClusterView
+from dljob.planner import Choice, Decision, FixedChoice, Request, plan
+from dljob.planner.candidates.strategies.measured_steps import Correction
+from support.planner_questions import view
+
+FOUR = view({"count": 4, "cpu": 2, "memory": "16Gi"})
+GPT = Request(job="j", global_batch=64, total_steps=10, model="gpt-mini", dataset="synthetic-tokens")
+SCRIPT = Request(
+    job="j", global_batch=64, total_steps=10, profile="script", parameters=10**7, flops_per_sample=6e8,
+    activation_nbytes_per_sample=10**6, strategy="Sharded",
+)  # fmt: skip
+ASKED: dict[str, dict[str, Any]] = {
+    "Pipeline": {"strategy": "Pipeline", "stages": 2, "micro_batches": 8},
+    "Tensor": {"strategy": "Tensor"},
+}
+
+
+def request(strategy: str, nodes: int = 2) -> Request:
+    if strategy == "Sharded":
+        return replace(SCRIPT, nodes_min=nodes, nodes_max=nodes)
+    replicas = {"replicas": nodes // 2} if nodes > 2 else {}
+    return replace(GPT, nodes_min=nodes, nodes_max=nodes, **ASKED[strategy], **replicas)
+
+
+def chosen(asked: Request, steps: tuple[SplitPoint, ...] = (), cluster: ClusterView = FOUR) -> Choice:
+    found = plan(asked, cluster, {(asked.key(), "cpu"): Learned(split_steps=steps)} if steps else {})
+    assert isinstance(found, Decision), found
+    return found.chosen
+
+
+def ran(choice: Choice, asked: Request, factor: float) -> SplitPoint:
+    """Return the measured step of a plan that took ``factor`` times as long as predicted."""
+    (group,) = choice.groups
+    p = choice.prediction
+    place = Place(group.nodes, group.ranks_per_node, choice.collective, cores=int(group.cores))
+    assert choice.strategy in ("Pipeline", "Tensor", "Sharded")
+    return SplitPoint(
+        choice.strategy,
+        place,
+        asked.global_batch,
+        factor * (p.step_s - p.data_s),
+        choice.micro_batches,
+        choice.replicas,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["Pipeline", "Tensor", "Sharded"])
+def test_an_equal_plan_has_the_measured_step_and_larger_ones_most_of_its_error(strategy: str) -> None:
+    asked, more = request(strategy), request(strategy, 4)
+    first, large = chosen(asked), chosen(more)
+    known = (ran(first, asked, 2.0),)
+    again, larger = chosen(asked, known), chosen(more, known)
+    assert again.summary == first.summary
+    assert 1.8 < again.prediction.step_s / first.prediction.step_s < 2.0
+    assert 1.4 < larger.prediction.step_s / large.prediction.step_s < 1.9
+    assert "profile" in {again.prediction.basis, larger.prediction.basis}
+
+    def spread(choice: Choice) -> float:
+        return choice.prediction.step_p90_s / choice.prediction.step_s
+
+    assert spread(again) < spread(larger) < spread(large)
+
+
+def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:
+    asked = request("Sharded")
+    first = chosen(asked)
+    point = ran(first, asked, 2.0)
+    others = (
+        replace(point, step_s=100 * point.step_s),
+        replace(point, place=replace(point.place, cores=1 if point.place.cores != 1 else 2)),
+        replace(point, place=replace(point.place, machine_nodes=2)),
+        replace(point, strategy="Tensor"),
+    )
+    for other in others:
+        assert chosen(asked, (other,)).prediction.step_s == first.prediction.step_s, other
+
+
+def test_a_run_that_the_model_cannot_be_cut_for_any_more_changes_nothing() -> None:
+    asked = request("Pipeline")
+    first = chosen(asked)
+    point = replace(ran(first, asked, 2.0), place=Place(500, 1, "MPI", cores=2))
+    assert chosen(asked, (point,)).prediction.step_s == first.prediction.step_s
+
+
+def test_users_groups_and_gpus_have_the_measured_step_too() -> None:
+    name = "NVIDIA-A100-SXM4-80GB"
+    gpus = view({"count": 2, "device": name, "gpu": True, "devices": 8, "cpu": 64, "memory": "512Gi"})
+    asked = replace(SCRIPT, fixed=(FixedChoice(name, 2, 8),), global_batch=64, precision="BF16")
+    first = plan(asked, gpus, {})
+    assert isinstance(first, Decision), first
+    p = first.chosen.prediction
+    point = SplitPoint("Sharded", Place(2, 8, "Torch"), 64, 3 * (p.step_s - p.data_s))
+    again = plan(asked, gpus, {(asked.key("BF16"), name): Learned(split_steps=(point,))})
+    assert isinstance(again, Decision)
+    assert again.chosen.prediction.step_s == pytest.approx(3 * p.step_s, rel=0.15)
+    assert again.chosen.prediction.basis == "profile"
+
+
+@given(st.floats(-3, 3), st.floats(0, 1), st.integers(1, 6), st.floats(0.15, 1))
+def test_a_correction_never_overshoots_and_never_widens(log_ratio: float, near: float, n: int, spread: float) -> None:
+    factor, left = Correction(log_ratio, near, n).applied(spread)
+    assert 0 <= log(factor) * (1 if log_ratio >= 0 else -1) <= abs(log_ratio)
+    assert left <= spread
