@@ -46,7 +46,7 @@ from benchmarks.perfmodel.first_prediction import Constants, probed
 
 from dlcontract import Structure
 from dljob.api import DLJobSpec
-from dljob.api.script_profile import ObservedStructure
+from dljob.api.profiles.script import ObservedStructure
 from dljob.calibrate.learned import Learned
 from dljob.job.observed_structure import planner_structure
 from dljob.job.plan.request import planner_request

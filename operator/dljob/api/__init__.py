@@ -1,8 +1,8 @@
 """The Kubernetes API of dljob: the types of DLJob and DLProfile. Only this package uses camelCase names."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
-from dljob.api.measured_steps import ComputePoint, NextMeasurement, ScalingConstants, ScalingPoint
-from dljob.api.profile import DLProfile, DLProfileSpec, DLProfileStatus, NoiseScale
+from dljob.api.profiles.profile import DLProfile, DLProfileSpec, DLProfileStatus, NoiseScale
+from dljob.api.profiles.steps import ComputePoint, NextMeasurement, ScalingConstants, ScalingPoint
 from dljob.api.spec import (
     BUILTIN_MODELS,
     ActivationCheckpointing,

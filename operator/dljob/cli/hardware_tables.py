@@ -1,6 +1,6 @@
 """Format measured hardware as a table beside the data sheet. The module does no I/O."""
 
-from dljob.api.profile import HardwareProfile, ProbedLink, ProbedRanks, RefittedRegression
+from dljob.api.profiles.profile import HardwareProfile, ProbedLink, ProbedRanks, RefittedRegression
 from dljob.cli.tables import table
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
-from dljob.api.profile import HardwareProfile, ProbedLink
+from dljob.api.profiles.profile import HardwareProfile, ProbedLink
 from dljob.client.access import FIELD_OWNER
 from dljob.client.errors import BadInputError
 from dljob.cluster.hardware import KEY

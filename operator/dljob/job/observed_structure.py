@@ -8,9 +8,9 @@ from datetime import datetime
 from math import exp, log
 
 from dljob.api import DLProfileStatus
-from dljob.api.measured_steps import MAX_SPLIT_STEPS, SplitStep
-from dljob.api.script_profile import MeasuredMemory, ObservedStructure
-from dljob.api.script_profile import MeasuredSplit as StoredSplit
+from dljob.api.profiles.script import MeasuredMemory, ObservedStructure
+from dljob.api.profiles.script import MeasuredSplit as StoredSplit
+from dljob.api.profiles.steps import MAX_SPLIT_STEPS, SplitStep
 from dljob.calibrate.learned import Place, SplitPoint
 from dljob.calibrate.memory import MemoryPoint, Split, remembered
 from dljob.perf.workload.observed import Collectives, Structure, Work

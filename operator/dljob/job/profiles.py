@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
 from dljob.api.base import MAX_S
-from dljob.api.measured_steps import MAX_EXPONENT, MAX_GAMMA
-from dljob.api.profile import RepeatedRuns
+from dljob.api.profiles.profile import RepeatedRuns
+from dljob.api.profiles.steps import MAX_EXPONENT, MAX_GAMMA
 from dljob.calibrate import (
     Learned,
     LearnedPoint,

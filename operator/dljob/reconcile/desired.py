@@ -6,7 +6,7 @@ from typing import Any
 
 from dlcontract import Report
 from dljob.api import DLJobStatus
-from dljob.api.script_profile import ObservedStructure
+from dljob.api.profiles.script import ObservedStructure
 from dljob.calibrate import Place
 from dljob.calibrate.learned import SplitPoint
 from dljob.calibrate.memory import MemoryPoint

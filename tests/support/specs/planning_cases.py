@@ -38,8 +38,7 @@ PLANNING: dict[str, tuple[Json, str]] = {
         "Sharded needs collective Torch",
     ),
     "sharded model in bfloat16": (
-        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"]}, "precision": "BF16"},
-        "precision BF16 and FP16 need parallelism.strategy Data",
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"]}, "precision": "BF16"}, "",
     ),
     "sharded model of a torchrun script": (
         {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",

@@ -10,7 +10,7 @@ import pytest
 
 from dlcontract.hardware import REFERENCE_NETS, DiskRate, HardwareMeasure, LinkRate, MemoryRate, TimedStep
 from dljob.api import DLProfileStatus
-from dljob.api.profile import HardwareFactors, HardwareProfile
+from dljob.api.profiles.profile import HardwareFactors, HardwareProfile
 from dljob.calibrate.hardware import compared, usable, workload
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import NOMINAL, TimeFactors

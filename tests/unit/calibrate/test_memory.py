@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.api.script_profile import MAX_MEMORY
+from dljob.api.profiles.script import MAX_MEMORY
 from dljob.calibrate.memory import (
     MAX_POINTS,
     ROOM_NBYTES,

@@ -15,7 +15,7 @@ import yaml
 from dlcontract.hardware import MAX_STRUCTURES, HardwareMeasure
 from dlcontract.structures import MIN_STRUCTURES
 from dljob.api.defaults import NO_DEFAULTS
-from dljob.api.profile import HardwareProfile
+from dljob.api.profiles.profile import HardwareProfile
 from dljob.cli import probe_pods, remote, seconds
 from dljob.cli.hardware_tables import hardware_table, link_table
 from dljob.client import operator_pods, preview

@@ -5,7 +5,7 @@ This is the structure and the memory of a script, and the step of ranks that eac
 
 from dlcontract import Report, RunPhase, Structure
 from dljob.api import DLJobSpec
-from dljob.api.script_profile import ObservedCollectives, ObservedHostCalls, ObservedStructure, ObservedWork
+from dljob.api.profiles.script import ObservedCollectives, ObservedHostCalls, ObservedStructure, ObservedWork
 from dljob.calibrate.learned import Place, SplitPoint
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dlcontract.hardware import HardwareMeasure
 from dljob.api import API_VERSION, DLProfileStatus
-from dljob.api.profile import (
+from dljob.api.profiles.profile import (
     MAX_NOTE,
     HardwareFactors,
     HardwareProfile,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dlcontract.hardware import LinkRate
 from dljob.api import DLProfileStatus
-from dljob.api.profile import MAX_LINKS, HardwareProfile, ProbedLink
+from dljob.api.profiles.profile import MAX_LINKS, HardwareProfile, ProbedLink
 from dljob.job.probes.changes import own_statuses
 from dljob.planner.candidates.pools import kind_of
 

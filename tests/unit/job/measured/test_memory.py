@@ -10,7 +10,7 @@ import pytest
 
 from dlcontract import Failure, PodMemory, Report, RunPhase
 from dljob.api import DLProfileStatus
-from dljob.api.script_profile import MeasuredMemory as Stored
+from dljob.api.profiles.script import MeasuredMemory as Stored
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.job.identity import profile_name

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dlcontract import RankMeasure, RunPhase
 from dljob.api import DLProfileStatus
-from dljob.api.measured_steps import MAX_SPLIT_STEPS
+from dljob.api.profiles.steps import MAX_SPLIT_STEPS
 from dljob.calibrate.learned import Learned, Place, SplitPoint
 from dljob.job.identity import profile_name
 from dljob.job.observed_structure import planner_split_steps, with_split_step

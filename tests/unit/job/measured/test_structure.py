@@ -9,7 +9,7 @@ import pytest
 
 from dlcontract import CollectiveCount, Failure, HostCalls, Report, RunPhase, Structure, Work
 from dljob.api import DLProfileStatus
-from dljob.api.script_profile import ObservedStructure
+from dljob.api.profiles.script import ObservedStructure
 from dljob.job.identity import profile_key, profile_name
 from dljob.job.observed_structure import planner_structure, with_structure
 from dljob.job.profiles import learned, learned_by_model

@@ -60,7 +60,8 @@ class TestWhatIsNamed:
         asked = replace(XL, global_batch=batch, precision=None, chooses_micro_batches=True)
         found = plan(asked, CLUSTER, {})
         assert isinstance(found, Decision)
-        assert any("ZeRO-3" in each.summary for each in found.unsupported)
+        assert found.unsupported and not any("ZeRO-3" in each.summary for each in found.unsupported)
+        assert any("strategy Sharded" in each.reason for each in found.refusals), "the trainer can run ZeRO-3"
         for each in found.unsupported:
             assert each.prediction.step_s < found.chosen.prediction.step_s
             assert each.reason.startswith("would be ")

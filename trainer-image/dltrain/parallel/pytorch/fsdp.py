@@ -396,6 +396,5 @@ def fully_sharded(
 
     ``tail``: number of values that ranks share at every step.
     """
-    unit_nbytes = min(UNIT_NBYTES, plan.bucket_nbytes)
-    host, dtype = plan.ranks[0].host, TYPES.get(plan.precision)
-    return FullyShardedParallel(model, optimizer, process_group, device, host, unit_nbytes, tail, dtype)
+    unit_nbytes, dtype = min(UNIT_NBYTES, plan.bucket_nbytes), TYPES.get(plan.precision)
+    return FullyShardedParallel(model, optimizer, process_group, device, plan.ranks[0].host, unit_nbytes, tail, dtype)

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dljob.api.base import MAX_S, FiniteModel
-from dljob.api.measured_steps import (
+from dljob.api.profiles.script import MAX_MEMORY, MeasuredMemory, ObservedStructure
+from dljob.api.profiles.steps import (
     MAX_EXPONENT,
     MAX_SPLIT_STEPS,
     ComputePoint,
@@ -15,7 +16,6 @@ from dljob.api.measured_steps import (
     ScalingPoint,
     SplitStep,
 )
-from dljob.api.script_profile import MAX_MEMORY, MeasuredMemory, ObservedStructure
 
 MAX_NOTE = 512
 MAX_LINKS = 32
