@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, TWO_NODES, Kubectl, condition, example, no_pods, step_of
+from support.cluster.kubectl import ROOT, TWO_NODES, Kubectl, condition, example, no_pods, step_of, wait_for
 from support.cluster.pod_server import trainer_image
 
 pytestmark = pytest.mark.e2e
@@ -32,6 +32,28 @@ def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
         complete, result = condition(done, "Complete"), done["status"]["result"]
         assert complete is not None and complete["reason"] in ("TargetReached", "NoImprovement")
         assert result["steps"] < done["status"]["progress"]["steps"] and result["checkpoint"]
+
+
+def test_sharded_model_in_16_bits_teaches_the_next_plan(kubectl: Kubectl) -> None:
+    """Real pods gather parameters in bfloat16 and recompute blocks. The next plan of the script knows the step."""
+    script, job = yaml.safe_load_all((ROOT / "examples" / "sharded-script.yaml").read_text())
+    kubectl.apply(script, job)
+    name = job["metadata"]["name"]
+    done = kubectl.wait_phase(name, "Complete", 240)
+    plan = done["status"]["plan"]
+    assert (plan["parallelism"], plan["precision"], plan["activationCheckpointing"]) == ("Sharded", "BF16", True)
+    assert done["status"]["result"]["accuracy"] > 0.8
+    assert plan["predicted"]["basis"] != "profile", "nothing was measured before"
+
+    def learned() -> bool:
+        own = [each for each in kubectl.list("dlprofiles") if each["spec"].get("namespace") == kubectl.namespace]
+        return any(each.get("status", {}).get("splitSteps") for each in own)
+
+    wait_for("a profile with the step", learned, 60)
+    job["metadata"]["name"], job["spec"]["planning"] = f"{name}-again", {"mode": "PlanOnly"}
+    kubectl.apply(job)
+    again = kubectl.wait_job(f"{name}-again", "a plan", lambda found: bool(found.get("status", {}).get("plan")), 60)
+    assert again["status"]["plan"]["predicted"]["basis"] == "profile"
 
 
 def test_torchrun_needs_an_image_a_command_and_nodes_only(kubectl: Kubectl) -> None:

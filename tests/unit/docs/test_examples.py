@@ -25,7 +25,7 @@ JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.y
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
 JOBS |= {"pipeline-script.yaml", "mpi.yaml", "horovod.yaml", "script-from-git.yaml", "torchrun-elastic.yaml"}
 JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml", "activation-checkpointing.yaml"}
-JOBS |= {"gan-script.yaml"}
+JOBS |= {"gan-script.yaml", "sharded-script.yaml"}
 
 
 def documented() -> list[Any]:
@@ -119,7 +119,7 @@ def test_examples_have_unique_names() -> None:
 
 
 WITH_SCRIPTS = ("own-script.yaml", "pipeline-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml")
-WITH_SCRIPTS += ("mpi.yaml", "horovod.yaml", "gan-script.yaml")
+WITH_SCRIPTS += ("mpi.yaml", "horovod.yaml", "gan-script.yaml", "sharded-script.yaml")
 
 
 @pytest.mark.parametrize("name", WITH_SCRIPTS)
