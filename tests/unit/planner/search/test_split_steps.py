@@ -43,7 +43,7 @@ def ran(choice: Choice, asked: Request, factor: float) -> SplitPoint:
     """Return the measured step of a plan that took ``factor`` times as long as predicted."""
     (group,) = choice.groups
     p = choice.prediction
-    place = Place(group.nodes, group.ranks_per_node, choice.collective, cores=int(group.cores))
+    place = Place(group.nodes, group.ranks_per_node, choice.collective, cores=max(1, int(group.cores)))
     assert choice.strategy in ("Pipeline", "Tensor", "Sharded")
     return SplitPoint(
         choice.strategy,
@@ -70,6 +70,16 @@ def test_an_equal_plan_has_the_measured_step_and_larger_ones_most_of_its_error(s
         return choice.prediction.step_p90_s / choice.prediction.step_s
 
     assert spread(again) < spread(larger) < spread(large)
+
+
+@pytest.mark.parametrize("cpu", [0.5, 1, 1.9])
+def test_a_run_on_nodes_with_a_part_of_a_cpu_is_found(cpu: float) -> None:
+    """Regression: ranks on half a CPU have one thread, and the measured run was taken for one of another layout."""
+    nodes, asked = view({"count": 2, "cpu": cpu, "memory": "16Gi"}), request("Sharded")
+    first = chosen(asked, cluster=nodes)
+    point = ran(first, asked, 3.0)
+    assert point.place.cores == 1
+    assert chosen(asked, (point,), nodes).prediction.step_s > 2 * first.prediction.step_s
 
 
 def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:

@@ -62,7 +62,7 @@ def correction(option: Option, run: Run, predicted_s: Callable[[SplitPoint], flo
     """
     if option.learned is None or not option.learned.split_steps:
         return None
-    cores = None if option.pool.is_gpu else option.cores
+    cores = None if option.pool.is_gpu else max(1, int(option.cores))  # threads, also on a part of a CPU
     layout = option.ranks_per_node, cores, 1 if option.pool.is_gpu else option.machine_nodes
     known = [
         (_distance(option, run, each), each)
