@@ -82,6 +82,16 @@ def test_a_run_on_nodes_with_a_part_of_a_cpu_is_found(cpu: float) -> None:
     assert chosen(asked, (point,), nodes).prediction.step_s > 2 * first.prediction.step_s
 
 
+@pytest.mark.parametrize("machine", [{"machine": "m", "machineCpu": 4}, {}])
+def test_a_run_on_nodes_of_one_machine_that_has_cores_for_all_is_found(machine: dict[str, Any]) -> None:
+    """Regression: nodes with a part of a CPU, which fit into their machine together, were taken for another layout."""
+    nodes, asked = view({"count": 2, "cpu": 0.5, "memory": "16Gi", **machine}), request("Sharded")
+    first = chosen(asked, cluster=nodes)
+    point = ran(first, asked, 3.0)
+    point = replace(point, place=replace(point.place, machine_nodes=2))
+    assert chosen(asked, (point,), nodes).prediction.step_s > 2 * first.prediction.step_s
+
+
 def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:
     asked = request("Sharded")
     first = chosen(asked)
@@ -89,7 +99,6 @@ def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothin
     others = (
         replace(point, step_s=100 * point.step_s),
         replace(point, place=replace(point.place, cores=1 if point.place.cores != 1 else 2)),
-        replace(point, place=replace(point.place, machine_nodes=2)),
         replace(point, strategy="Tensor"),
     )
     for other in others:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from dljob.calibrate.learned import SplitPoint
 from dljob.perf.step.step import SPREAD
+from dljob.planner.candidates.node_layout import Layout, on_machine
 from dljob.planner.candidates.options import Option
 
 LENGTH = 4.0
@@ -62,19 +63,25 @@ def correction(option: Option, run: Run, predicted_s: Callable[[SplitPoint], flo
     """
     if option.learned is None or not option.learned.split_steps:
         return None
-    cores = None if option.pool.is_gpu else max(1, int(option.cores))  # threads, also on a part of a CPU
-    layout = option.ranks_per_node, cores, 1 if option.pool.is_gpu else option.machine_nodes
     known = [
         (_distance(option, run, each), each)
         for each in option.learned.split_steps
-        if each.strategy == run.strategy
-        and (each.place.node_devices, each.place.cores, each.place.machine_nodes) == layout
+        if each.strategy == run.strategy and _same_layout(option, each)
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
         step_s = predicted_s(nearest)
         if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
             return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations)
     return None
+
+
+def _same_layout(option: Option, point: SplitPoint) -> bool:
+    place = point.place
+    if place.node_devices != option.ranks_per_node or option.pool.is_gpu:
+        return place.node_devices == option.ranks_per_node
+    own = Layout(option.ranks_per_node, option.cores)
+    shared = on_machine(option.pool, own, place.machine_nodes, option.hardware).machine_nodes
+    return place.cores == max(1, int(option.cores)) and shared == option.machine_nodes  # also on a part of a CPU
 
 
 def _distance(option: Option, run: Run, point: SplitPoint) -> float:
