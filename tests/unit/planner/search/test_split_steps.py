@@ -124,6 +124,14 @@ def test_users_groups_and_gpus_have_the_measured_step_too() -> None:
     assert isinstance(again, Decision)
     assert again.chosen.prediction.step_s == pytest.approx(3 * p.step_s, rel=0.15)
     assert again.chosen.prediction.basis == "profile"
+    half = replace(asked, fixed=(FixedChoice(name, 2, 4),))
+    before, after = (
+        plan(half, gpus, known) for known in ({}, {(asked.key("BF16"), name): Learned(split_steps=(point,))})
+    )
+    assert isinstance(before, Decision) and isinstance(after, Decision)
+    assert after.chosen.prediction.step_s > 1.7 * before.chosen.prediction.step_s, (
+        "otherwise the next plan leaves GPUs idle"
+    )
 
 
 @given(st.floats(-3, 3), st.floats(0, 1), st.integers(1, 6), st.floats(0.15, 1))

@@ -2,18 +2,19 @@
 
 The logarithm of measured / predicted is a Gaussian process over placements and batches, with mean 0 and the covariance
 s^2 exp(-d / ``LENGTH``), where s is the spread of a prediction without measurements, and d is the distance of two runs:
-the sum of |log| of the ratios of their ranks, samples of a rank, micro-batches and replicas. Errors of the formulas are
-mostly common to all placements, such as the speed of the device, so that the correlation falls slowly. Only the nearest
-measured run counts, in the same layout: ranks per node, cores of a rank and nodes on one machine.
+the sum of |log| of the ratios of their ranks, ranks per node, samples of a rank, micro-batches and replicas. Errors of
+the formulas are mostly common to all placements, such as the speed of the device, so that the correlation falls slowly.
+Only the nearest measured run counts. On CPUs, its ranks have as many cores, and its nodes share machines as much.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, hypot, log, sqrt
 from typing import Literal
 
 from dljob.calibrate.learned import SplitPoint
 from dljob.perf.step.step import SPREAD
+from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, on_machine
 from dljob.planner.candidates.options import Option
 
@@ -55,38 +56,42 @@ class Correction:
         return exp(gain * self.log_ratio), min(spread, hypot(left, noise))
 
 
-def correction(option: Option, run: Run, predicted_s: Callable[[SplitPoint], float | None]) -> Correction | None:
+def correction(part: Part, run: Run, predicted_s: Callable[[SplitPoint, Part], float | None]) -> Correction | None:
     """Return what the nearest measured run of the strategy says; None without any.
 
-    ``option``: the way to use the nodes. ``predicted_s``: the predicted seconds of a measured run's step, without input
-    and without a correction; None if it cannot be predicted.
+    ``part``: the nodes and ranks of the candidate. ``predicted_s``: the predicted seconds of a measured run's step on
+    its nodes and ranks, without input and without a correction; None if it cannot be predicted.
     """
+    option = part.option
     if option.learned is None or not option.learned.split_steps:
         return None
     known = [
         (_distance(option, run, each), each)
         for each in option.learned.split_steps
-        if each.strategy == run.strategy and _same_layout(option, each)
+        if each.strategy == run.strategy and (option.pool.is_gpu or _same_cores(option, each))
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
-        step_s = predicted_s(nearest)
+        place = nearest.place
+        own = option
+        if place.node_devices != option.ranks_per_node:
+            own = replace(option, ranks_per_node=place.node_devices)
+        step_s = predicted_s(nearest, replace(part, option=own, nodes=place.nodes))
         if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
             return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations)
     return None
 
 
-def _same_layout(option: Option, point: SplitPoint) -> bool:
-    place = point.place
-    if place.node_devices != option.ranks_per_node or option.pool.is_gpu:
-        return place.node_devices == option.ranks_per_node
+def _same_cores(option: Option, point: SplitPoint) -> bool:
+    """Return True if a measured run on CPUs had as many cores for each rank. Ranks on a part of a CPU have one."""
     own = Layout(option.ranks_per_node, option.cores)
-    shared = on_machine(option.pool, own, place.machine_nodes, option.hardware).machine_nodes
-    return place.cores == max(1, int(option.cores)) and shared == option.machine_nodes  # also on a part of a CPU
+    shared = on_machine(option.pool, own, point.place.machine_nodes, option.hardware).machine_nodes
+    return point.place.cores == max(1, int(option.cores)) and shared == option.machine_nodes
 
 
 def _distance(option: Option, run: Run, point: SplitPoint) -> float:
     pairs = (
         (run.nodes * option.ranks_per_node, point.place.devices),
+        (option.ranks_per_node, point.place.node_devices),
         (run.samples, point.samples),
         (run.micro_batches, point.micro_batches),
         (run.replicas, point.replicas),

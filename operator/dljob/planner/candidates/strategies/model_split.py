@@ -92,13 +92,8 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         candidate.replicas,
     )
 
-    def predicted_s(point: SplitPoint) -> float | None:
-        known = replace(
-            candidate,
-            part=replace(part, nodes=point.place.nodes),
-            micro_batches=point.micro_batches,
-            replicas=point.replicas,
-        )
+    def predicted_s(point: SplitPoint, on: Part) -> float | None:
+        known = replace(candidate, part=on, micro_batches=point.micro_batches, replicas=point.replicas)
         if candidate.strategy == "Tensor":
             used = (name for name in COLLECTIVES if name == point.place.collective)
             known = replace(known, collective=next(used, candidate.collective))
@@ -107,7 +102,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         except ValueError:  # The model has changed.
             return None
 
-    found = correction(option, run, predicted_s)
+    found = correction(part, run, predicted_s)
     return prediction_of(part, step, request, model.workload, batch, held, host, found=found)
 
 

@@ -9,7 +9,7 @@ ranks resume, each one reads only its part, so that they then need less memory t
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
@@ -112,12 +112,11 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     known = None
     if found.stage == 3:
 
-        def predicted_s(point: SplitPoint) -> float:
-            other = ZeroCandidate(replace(part, nodes=point.place.nodes), 3, point.micro_batches)
-            return step_s_of(other.part, _step(other, point.batch, workload))
+        def predicted_s(point: SplitPoint, on: Part) -> float:
+            return step_s_of(on, _step(ZeroCandidate(on, 3, point.micro_batches), point.batch, workload))
 
         run = Run("Sharded", part.nodes, request.global_batch / n / k, k, 1)
-        known = correction(option, run, predicted_s)
+        known = correction(part, run, predicted_s)
     step = _step(found, request.global_batch, workload)
     return prediction_of(part, step, request, workload, local, held, host, writers, known)
 
