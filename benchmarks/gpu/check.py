@@ -6,6 +6,7 @@ process groups, streams, gradients, checkpoints and energy, and prints a line fo
     devices      device names are in the catalogue; one GPU per rank with NCCL (gloo on a shared GPU)
     exactness    uneven local batches give the gradient of one process, and equal parameters on all ranks
     ddp          the same with collective DDP, and the number of times that a step waits for its GPU
+    sharded      strategy Sharded equals one process in float32, and is close to it in bfloat16 with recomputed layers
     batches      batches that are copied while the GPU computes arrive complete
     resume       resuming from a checkpoint gives bit-identical parameters at the end
     memory       running out of memory is reported as OutOfMemory and leaves the device usable; a step's peak memory is

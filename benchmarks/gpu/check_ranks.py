@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlcontract import DDP_BUCKET_NBYTES, CheckpointRef
+from dlcontract import DDP_BUCKET_NBYTES, CheckpointRef, ModelRef
 from dljob.cluster.catalogue import gpu
 from dljob.perf.resources import memory
 from dljob.perf.workload.workload import builtin
@@ -34,6 +34,8 @@ from dltrain.train.trainer import Trainer
 
 EXACT = 1e-5
 """Maximum relative difference from the gradient of one process. Kernels sum other batch sizes in another order."""
+ROUNDED = 1e-2
+"""Maximum relative difference of parameters that were trained in bfloat16, whose rounding errors are up to 2^-9."""
 MAX_UNATTRIBUTED = 0.15
 """Maximum fraction of the elapsed time that the measured parts may miss."""
 READS = 2
@@ -47,7 +49,7 @@ def main() -> int:
 def check(first: Trainer) -> None:
     """Run all checks. ``first`` provides the process group and the device; it does not train."""
     checks: list[Callable[[Trainer], tuple[str, str, bool]]] = [
-        devices, exactness, ddp, batches, resume, out_of_memory, reading, step_time, ddp_step_time, energy,
+        devices, exactness, ddp, sharded, batches, resume, out_of_memory, reading, step_time, ddp_step_time, energy,
     ]  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for run_check in checks:
@@ -136,6 +138,48 @@ def ddp(first: Trainer) -> tuple[str, str, bool]:
     name, text, exact = exactness(first, "ddp", **BY_DDP)
     _, reads, few = reading(first, **BY_DDP)
     return name, f"{text}; {reads}", exact and few
+
+
+def sharded(first: Trainer) -> tuple[str, str, bool]:
+    """Train with strategy Sharded in float32, which must equal one process, and in bfloat16 with recomputed layers."""
+    if first.device.type == "cuda" and torch.cuda.device_count() < first.size:
+        return "sharded", "skipped, because it needs a GPU for each rank", True
+    steps, data = 5, samples(5 * first.plan.global_batch)
+    fields = {"parallelism": "Sharded", "collective": "Torch", "min_ranks": first.size}
+
+    def trained(**changes: Any) -> tuple[Tensor, set[str]]:
+        types, model = set[str](), small().eval()
+        assert isinstance(model, nn.Sequential), "made above"
+        trainer = another(first, steps, model=ModelRef(command=("python", "t.py")), **fields, **changes)
+        layer = model[4]
+        layer.register_forward_pre_hook(lambda module, _: types.add(str(module.weight.dtype)))
+        trainer.checkpoint_activations([layer])
+        model, opt = trainer.wrap(model, sgd(model))
+        for x, y in trainer.steps(trainer.loader(data)):
+            opt.zero_grad()
+            with trainer.autocast():
+                loss = cross_entropy(model(x), y)
+            trainer.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        parts: list[Any] = [getattr(p, "full_tensor", lambda p=p: p)().flatten() for p in model.parameters()]
+        trainer.close()
+        return torch.cat(parts).detach().double(), types
+
+    alone, sampler = small().eval().to(first.device), Sampler(len(data[0]), first.plan.global_batch, 0)
+    opt = sgd(alone)
+    for step in range(steps):
+        chosen = torch.from_numpy(sampler.part(step, [1], 0).indices)
+        opt.zero_grad()
+        cross_entropy(alone(data[0][chosen].to(first.device)), data[1][chosen].to(first.device)).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+    whole = torch.cat([p.flatten() for p in alone.parameters()]).detach().double()
+    (exact, _), (half, types) = trained(), trained(precision="BF16", activation_checkpointing=True)
+    off, rounded = (float((found - whole).norm() / whole.norm()) for found in (exact, half))
+    several = first.size > 1
+    passed = off <= EXACT and rounded <= ROUNDED and (types == {"torch.bfloat16"} or not several)
+    text = f"parameters off by {off:.1e} after {steps} steps, in bfloat16 by {rounded:.1e}"
+    return "sharded", f"{text}; layers compute with {', '.join(sorted(types))}", passed
 
 
 def batches(first: Trainer) -> tuple[str, str, bool]:

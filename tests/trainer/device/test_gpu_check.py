@@ -38,6 +38,9 @@ def test_checks_that_need_no_gpu_pass_on_cpus(
         r"gradient of local batches 16 … 32 off by \S+, parameters equal after 5 steps; reads skipped without a GPU",
         found["ddp"],
     )
+    assert re.fullmatch(
+        r"parameters off by \S+ after 5 steps, in bfloat16 by \S+; layers compute with torch.bfloat16", found["sharded"]
+    )
     assert found["batches"].startswith("0 of 50") and found["resume"] == "from step 4 of 8: bit-identical"
     assert found["memory"] == "reported as OutOfMemory" and "energy" in found
     del found["step"], found["ddp_step"]  # timings mean nothing here
