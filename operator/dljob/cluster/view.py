@@ -242,7 +242,8 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
         raise ValueError(f".name: found {name!r}; expected a name that is not empty, such as gpu")
-    labels = _labels(entry.get("labels", {})) | _place(entry)
+    labels = _labels(entry.get("labels", {}))
+    labels |= _place(entry, labels)
     for i in range(count):
         node = f"{name}-{i}" if "count" in entry else str(name)
         yield Node(
@@ -301,7 +302,8 @@ def _labels(value: object) -> dict[str, str]:
     return {str(k): v for k, v in value.items()}
 
 
-def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
+def _place(entry: Mapping[Any, Any], labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels for which an entry has short fields. ``labels``: those that it has in full."""
     found = {}
     places = {"zone": "topology.kubernetes.io/zone", "rack": "topology.kubernetes.io/rack", "machine": MACHINE_LABEL}
     for name, label in places.items():
@@ -314,7 +316,7 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
             )
         found[label] = value
     if (cpu := _amount(entry, "machineCpu", None)) is not None:
-        if MACHINE_LABEL not in found:
+        if MACHINE_LABEL not in found.keys() | labels.keys():
             raise ValueError(
                 f".machineCpu: found {entry['machineCpu']!r} without a machine; expected also its name, such as "
                 "machine: host-7, which all nodes of the machine have. Add it, or remove machineCpu"
