@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from dljob.cluster.catalogue import is_known_gpu, names_gpu, similar_gpus
-from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error
+from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error, wrong_limits
 from dljob.cluster.platforms import platform_error
 
 
@@ -157,6 +157,8 @@ _UNITS = {
 """Field → unit, least value, and a description with an example. A lower value has no unit, or the wrong one."""
 
 
+_LIMITS = {"powerLimit": POWER_LIMIT_LABEL, "clockLimit": CLOCK_LIMIT_LABEL}
+"""Field with a limit of GPUs → the label for which it is short."""
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 """Effects of taints that Kubernetes knows. Any other one would have no effect on plans."""
 _EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
@@ -244,6 +246,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         raise ValueError(f".name: found {name!r}; expected a name that is not empty, such as gpu")
     labels = _labels(entry.get("labels", {}))
     labels |= _place(entry, labels)
+    _check_limits(entry, device, is_gpu, labels)
     for i in range(count):
         node = f"{name}-{i}" if "count" in entry else str(name)
         yield Node(
@@ -322,10 +325,28 @@ def _place(entry: Mapping[Any, Any], labels: Mapping[str, str]) -> dict[str, str
                 "machine: host-7, which all nodes of the machine have. Add it, or remove machineCpu"
             )
         found[MACHINE_CPU_LABEL] = str(cpu)
-    for name, label in (("powerLimit", POWER_LIMIT_LABEL), ("clockLimit", CLOCK_LIMIT_LABEL)):
+    for name, label in _LIMITS.items():
         if (limit := entry.get(name)) is not None:
             found[label] = str(limit)
     return found
+
+
+def _check_limits(entry: Mapping[Any, Any], device: str, is_gpu: bool, labels: Mapping[str, str]) -> None:
+    """Raise ValueError if a field states a limit that the GPUs cannot have.
+
+    A wrong label of an entry is none, because files with the labels of real nodes must show what plans make of them.
+    """
+    wrong = wrong_limits(device, is_gpu, labels)
+    for name, label in _LIMITS.items():
+        if (limit := entry.get(name)) is None:
+            continue
+        if not is_gpu:
+            raise ValueError(f".{name}: found {limit!r} for CPUs; expected it for GPUs only. Remove it")
+        if label in wrong:
+            raise ValueError(
+                f".{name}: found {limit!r}; expected {wrong[label]}. Set it to the limit that nvidia-smi shows, or "
+                "remove it"
+            )
 
 
 def _taints(value: object) -> tuple[tuple[str, str, str], ...]:

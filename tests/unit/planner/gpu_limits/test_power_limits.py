@@ -94,7 +94,7 @@ def test_measurement_belongs_to_its_limit() -> None:
 
 
 def test_wrong_label_leaves_its_node_out_with_one_doubt() -> None:
-    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "powerLimit": 4000}
+    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "labels": {"dljob.dev/power-limit": "4000"}}
     found = decided(ALONE, view(good, bad))
     doubts = [refusal for refusal in found.refusals if "power-limit" in refusal.reason]
     assert [refusal.summary for refusal in doubts] == [f"1 x {A100}"]
