@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from dljob.cluster.catalogue import is_known_gpu, names_gpu, similar_gpus
+from dljob.cluster.catalogue import is_known_gpu, names_gpu, part_error, similar_gpus
 from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error, wrong_limits
 from dljob.cluster.platforms import platform_error
 
@@ -227,6 +227,10 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             f".device: found {device!r}{several}, which is no GPU of the catalogue; expected "
             f"{'one, such as ' + ' or '.join(near) if near else 'the name of one, such as NVIDIA-A100-SXM4-40GB'}. "
             "Correct the name, or set gpu: true for a GPU without a data sheet, or gpu: false for a type of CPUs"
+        )
+    if "gpu" not in entry and (wrong := part_error(device)) is not None:
+        raise ValueError(
+            f".device: found {device!r}, but {wrong}. Correct the name, or set gpu: true if nvidia-smi lists this one"
         )
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input

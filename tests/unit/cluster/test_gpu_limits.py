@@ -157,7 +157,7 @@ def test_catalogue_has_the_data_sheet_with_the_limit() -> None:
     assert catalogue.gpu_or_assumed(f"{PART}@1200MHz").clock_limit_MHz == 1200
     assert catalogue.gpu_or_assumed("NVIDIA-X9000@1200MHz").clock_limit_MHz is None, "nothing is known of its clock"
     part = catalogue.gpu_or_assumed(f"{PART}@210W")
-    assert part.power_limit_W == pytest.approx(90) and part.memory_nbytes == 20 * 2**30
+    assert part.power_limit_W == pytest.approx(90) and part.memory_nbytes == 19.5 * 2**30
     assert catalogue.gpu_or_assumed("NVIDIA-X9000@250W").power_limit_W is None, "nothing is known of its power"
     assert catalogue.vendor("AMD_Instinct_MI300X_OAM@550W") == "amd"
 

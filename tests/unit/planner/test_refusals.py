@@ -107,7 +107,7 @@ class TestRejections:
         assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.parameters")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
-        assert "a rank has 16 GiB" in found.message
+        assert "a rank has 14.4 GiB" in found.message
 
     @pytest.mark.parametrize(
         ("strategy", "begin"),
@@ -122,7 +122,7 @@ class TestRejections:
             replace(GPT2_XL, strategy=strategy), view({"device": T4, "devices": 1, "cpu": 8, "memory": "64Gi"})
         )
         assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.like")
-        words = (begin, "parameters 6.", "gradients 6.", "activations 5.", "CUDA 978 MiB", "at most 16 GiB")
+        words = (begin, "parameters 6.", "gradients 6.", "activations 5.", "CUDA 978 MiB", "at most 14.4 GiB")
         places = [found.message.index(word) for word in words]
         assert places == sorted(places)
         assert "smaller model" in found.message and "parallelism.strategy" in found.message
@@ -142,7 +142,7 @@ class TestRejections:
         request = replace(RESNET, global_batch=4096)
         decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))
         (line,) = [r for r in decision.refusals if "does not fit" in r.reason]
-        assert line.summary == "up to 7 x Tesla-T4"
+        assert line.summary == "up to 8 x Tesla-T4"
         assert sum(len(g.shares) for g in decision.chosen.groups) >= 8
 
     def test_busy_and_tainted_nodes_are_excluded(self) -> None:

@@ -145,7 +145,7 @@ def test_name_without_a_limit_matches_all_limits(device: str, name: str, matches
     ids=["energy", "carbon", "time", "hours are paid", "too low", "good", "narrow range", "unknown", "CPUs"],
 )
 def test_plan_that_minimizes_energy_advises_a_power_limit(node: dict[str, Any], minimize: Any, advises: bool) -> None:
-    found = decided(replace(ALONE, minimize=minimize), view(node))
+    found = decided(replace(ALONE, minimize=minimize, global_batch=256), view(node))
     assert (found.power_advice is not None) == advises == bool(found.power_limits)
 
 
