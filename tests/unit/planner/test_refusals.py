@@ -222,6 +222,14 @@ class TestRejections:
         none = rejected(request, ClusterView(cluster.nodes[1:]))
         assert none.field != "spec.resources.cpu", "no node that the job may use"
 
+    @pytest.mark.parametrize("device", ["cpu", T4])
+    def test_a_node_that_reports_no_cpus_is_left_out(self, device: str) -> None:
+        """Fixed bug: one such node, such as a new one, kept all jobs from being planned (a division by zero)."""
+        empty = Node("new", device, cpu=0.0, free_cpu=0.0, is_gpu=device == T4)
+        found = decided(DIGITS, ClusterView((*THREE.nodes, empty)))
+        assert (f"1 x {device}", "it reports no CPUs") in [(each.summary, each.reason) for each in found.refusals]
+        assert "it reports no CPUs" in rejected(DIGITS, ClusterView((empty,))).message
+
     @pytest.mark.parametrize("node", [{"cpu": 1}, {"device": T4, "cpu": 8}], ids=["one CPU", "one GPU"])
     def test_a_node_for_one_rank_has_no_room_for_server_and_worker(self, node: dict[str, Any]) -> None:
         cluster = view({"count": 3, "memory": "16Gi", **node})

@@ -217,6 +217,8 @@ def _why_not(node: Node, request: Request) -> str | None:
 def _too_small(node: Node, request: Request) -> str | None:
     """Return the reason why the node has too few CPUs or too little memory even if no other pod runs on it, or None."""
     cpu, memory = _needs(node, request)
+    if node.cpu <= 0:
+        return "it reports no CPUs"
     if node.cpu < cpu:
         return f"it has {node.cpu:.3g} CPUs, but a pod needs {cpu:.3g}"
     if node.memory_nbytes is not None and node.memory_nbytes < memory:
