@@ -109,8 +109,9 @@ def page() -> str:
         "Figures of data sheets (`operator/dljob/cluster/devices.json`), which count until a run or a probe has",
         "measured the device. CPU nodes have the catalogue's generic core.",
         "",
-        "| Device | float32, TFLOP/s (`c_p`) | Memory, GB/s (`r_m`, `w_m`, `c_b`) | Neighbour, GB/s | Host, GB/s |",
-        "|---|---|---|---|---|",
+        "| Device | float32, TFLOP/s (`c_p`) | Memory for ranks, GiB | Memory, GB/s (`r_m`, `w_m`, `c_b`) | "
+        "Neighbour, GB/s | Host, GB/s |",
+        "|---|---|---|---|---|---|",
         *_devices(),
     ]
     return "\n".join(lines) + "\n"
@@ -140,4 +141,6 @@ def _devices() -> Iterator[str]:
     for device in (*devices, catalogue.cpu("cpu", 1.0)):
         rates = (device.memory_bandwidth_Bps, device.peer_bandwidth_Bps, device.host_bandwidth_Bps)
         name = "one CPU core" if device.kind == "cpu" else device.name
-        yield f"| {name} | {device.fp32_FLOPs / 1e12:.3g} | {' | '.join(f'{rate / GB:.4g}' for rate in rates)} |"
+        nbytes = device.memory_nbytes
+        room = "that of the node" if nbytes is None else f"{nbytes / 2**30:.1f}"
+        yield f"| {name} | {device.fp32_FLOPs / 1e12:.3g} | {room} | {' | '.join(f'{r / GB:.4g}' for r in rates)} |"

@@ -5,11 +5,12 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from dlcontract import Precision
 from dlcontract.pods import without_limits
@@ -19,6 +20,16 @@ CORE_PRICE_USD_PER_H = 0.04
 
 It is the on-demand price of a virtual CPU with 4 GiB of memory in general-purpose instances of large clouds, 2025.
 """
+DRIVER_NBYTES = 640 * 2**20
+"""GPU memory that NVIDIA's driver keeps: the total that nvidia-smi reports minus the capacity that PyTorch reports.
+
+In public logs, it is 0.44 GiB on T4, L4 and A10G, 0.47 on H100, 0.6 on A100-40GB, A40 and L40S, 0.7 on B200, and 0.86
+on A100-80GB, where the margin of predictions covers the rest. Parts of GPUs (MIG) have all that nvidia-smi reports."""
+MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""Label of nodes with the memory of each GPU in MiB, or of each part of one, which GPU feature discovery sets."""
+PLAUSIBLE_MIB = range(2**10, 2**21)
+"""Values of ``MEMORY_LABEL`` that are believed. A smaller one has another unit."""
+_WHOLE = re.compile(r"[1-9][0-9]{0,7}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Device:
     conv_FLOPs: float
     """Peak operations per second in convolutions. By default, PyTorch lets cuDNN use TF32 for them."""
     memory_nbytes: int | None
-    """Memory of the GPU; None for CPUs, which use the node's main memory."""
+    """Memory of the GPU that its processes can use; None for CPUs, which use the node's main memory."""
     memory_bandwidth_Bps: float
     peer_bandwidth_Bps: float
     """Bandwidth to another device on the same node, in one direction."""
@@ -132,16 +143,41 @@ def canonical(label: str) -> str:
 
 
 @cache
+def _rows() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(files("dljob.cluster").joinpath("devices.json").read_text(encoding="utf-8"))["devices"])
+
+
+@cache
 def _catalogue() -> dict[str, Device]:
-    rows = json.loads(files("dljob.cluster").joinpath("devices.json").read_text(encoding="utf-8"))["devices"]
     devices: dict[str, Device] = {}
-    for row in rows:
-        aliases = row.pop("aliases")
-        device = Device(kind="gpu", **row)
+    for row in _rows():
+        row, aliases = {**row}, row["aliases"]
+        row["memory_nbytes"] = usable_nbytes(row["memory_nbytes"], aliases[0])
+        device = Device(kind="gpu", **{key: value for key, value in row.items() if key not in ("aliases", "parts_MiB")})
         for alias in (device.name, *aliases):
             known = devices.setdefault(canonical(alias), device)
             assert known is device, f"devices.json: {alias!r} names both {known.name} and {device.name}"
     return devices
+
+
+def usable_nbytes(total_nbytes: int, label: str) -> int:
+    """Return how much of the memory that nvidia-smi or rocm-smi reports of a GPU is left for its processes.
+
+    ``label``: its product label. The amount that the driver keeps of a GPU of NVIDIA is ``DRIVER_NBYTES``.
+    """
+    return total_nbytes if vendor(label) == "amd" or MIG.match(label) else total_nbytes - DRIVER_NBYTES
+
+
+def gpu_nbytes(label: str, labels: Mapping[str, str]) -> int:
+    """Return the memory that processes can use of each GPU of a node, in bytes.
+
+    ``label``: the device type of the node. If ``labels`` state the memory (``MEMORY_LABEL``), they take precedence over
+    the catalogue. A value that is not a whole number of MiB, or is implausible, does not count.
+    """
+    stated = labels.get(MEMORY_LABEL, "")
+    if _WHOLE.fullmatch(stated) and int(stated) in PLAUSIBLE_MIB:
+        return usable_nbytes(int(stated) * 2**20, label)
+    return gpu_or_assumed(label).memory_nbytes or 0
 
 
 def gpu(label: str) -> Device | None:
@@ -224,6 +260,27 @@ MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
 Its groups are the GPU's product name, the number of compute slices, and the memory in GiB."""
 
 
+def part_error(label: str) -> str | None:
+    """Return what is wrong with the label of a part of a GPU: the GPU has no such MIG profile, or no MIG.
+
+    Return None if the profile exists, and for all other labels. The suffixes of profiles with media engines
+    (``1g.5gb.me``) may follow.
+    """
+    if (found := MIG.match(without_limits(label).product)) is None or (whole := gpu(found[1])) is None:
+        return None
+    names = profiles(whole.name)
+    if (profile := f"{found[2]}g.{found[3]}gb") in names:
+        return None
+    if not names:
+        return f"{whole.name} has no MIG profiles; expected the label of the whole GPU, such as {found[1]}"
+    return f"{whole.name} has no MIG profile {profile}; expected one of {', '.join(names)}"
+
+
+def profiles(name: str) -> dict[str, int]:
+    """Return the MIG profiles of a GPU of the catalogue with their memory in MiB; empty if it has none."""
+    return next(row.get("parts_MiB", {}) for row in _rows() if row["name"] == name)
+
+
 def is_part(label: str) -> bool:
     """Return True if the label is that of a MIG instance (a part of a GPU) of a GPU in the catalogue."""
     return _slice(label) is not None
@@ -236,14 +293,17 @@ def _slice(label: str) -> Device | None:
     those of the whole GPU, and so is a power limit; the clock is that of the whole GPU. An A30 has four compute slices,
     other GPUs have seven (NVIDIA's MIG user guide). Parts cannot access each other's memory, neither over NVLink nor
     over PCIe (RAPIDS, deployment guide: Multi-Instance GPU). NCCL copies through main memory, so each part has its part
-    of the GPU's link to the host.
+    of the GPU's link to the host. The memory is that of the profile. A profile that the catalogue lacks is assumed to
+    have as much as its name says. The memory consists of eight slices, each with an eighth of the bandwidth.
     """
     product, limit_W, clock_MHz = without_limits(label)
     if (found := MIG.match(product)) is None or (whole := gpu(found[1])) is None:
         return None
-    nbytes = int(found[3]) * 2**30
     assert whole.memory_nbytes is not None, "a GPU has memory of its own"
-    part, memory = int(found[2]) / (4 if whole.name == "a30" else 7), min(1.0, nbytes / whole.memory_nbytes)
+    named_MiB = int(found[3]) * 2**10
+    MiB = profiles(whole.name).get(f"{found[2]}g.{found[3]}gb", named_MiB)
+    part = int(found[2]) / (4 if whole.name == "a30" else 7)
+    memory = min(8, max(1, round(8 * named_MiB * 2**20 / whole.memory_nbytes))) / 8
     return replace(
         whole,
         name=label,
@@ -251,7 +311,7 @@ def _slice(label: str) -> Device | None:
         conv_FLOPs=part * whole.conv_FLOPs,
         bf16_FLOPs=part * whole.bf16_FLOPs,
         fp16_FLOPs=part * whole.fp16_FLOPs,
-        memory_nbytes=min(nbytes, whole.memory_nbytes),
+        memory_nbytes=min(MiB * 2**20, whole.memory_nbytes),
         memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
         peer_bandwidth_Bps=part * whole.host_bandwidth_Bps,
         peak_power_W=part * whole.peak_power_W,

@@ -30,9 +30,9 @@ def device_type(product: str, is_gpu: bool, labels: Mapping[str, str]) -> str:
 
     Limits do not count if ``limit_error`` rejects the node.
     """
-    if not is_gpu or limit_error("", product, is_gpu, labels) is not None:
+    if not is_gpu or wrong_limits(product, is_gpu, labels):
         return product
-    return _named(product, _stated("", product, labels)[0])
+    return _named(product, _stated(product, labels)[0])
 
 
 def limit_error(node: str, product: str, is_gpu: bool, labels: Mapping[str, str]) -> str | None:
@@ -41,23 +41,34 @@ def limit_error(node: str, product: str, is_gpu: bool, labels: Mapping[str, str]
     Return None if the limits are possible, if there are no such labels, and for CPU nodes, which need none. If both
     labels are wrong, the reason names both. ``node``: its name. ``product``: product or device type of its GPUs.
     """
-    if not is_gpu:
-        return None
-    product = without_limits(product).product
-    stated, errors = _stated(node, product, labels)
-    excess = len(_named(product, stated)) - MAX_NAME
-    if not errors and stated and excess > 0:
-        label = min(stated)
-        errors = [_error(node, label, labels[label], f"a product name that is shorter by {excess}")]
+    errors = [
+        f"label {label} of node {node}: found {labels[label]!r}; expected {expected}"
+        for label, expected in wrong_limits(product, is_gpu, labels).items()
+    ]
     return f"{'; '.join(errors)}. Set the label to the limit that nvidia-smi shows, or remove it" if errors else None
+
+
+def wrong_limits(product: str, is_gpu: bool, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return {label with a limit that the GPUs of a node cannot have: the value that is expected instead}.
+
+    Return an empty mapping for CPU nodes. ``product``: product or device type of the GPUs.
+    """
+    if not is_gpu:
+        return {}
+    product = without_limits(product).product
+    stated, wrong = _stated(product, labels)
+    excess = len(_named(product, stated)) - MAX_NAME
+    if not wrong and stated and excess > 0:
+        return {min(stated): f"a product name that is shorter by {excess}"}
+    return wrong
 
 
 def _named(product: str, stated: Mapping[str, int]) -> str:
     return with_limits(product, stated.get(POWER_LIMIT_LABEL), stated.get(CLOCK_LIMIT_LABEL))
 
 
-def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
-    """Return ({label: limit that it states}, errors of labels with limits that the product cannot have)."""
+def _stated(product: str, labels: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return ({label: limit that it states}, {label with an impossible limit: expected value})."""
     part = MIG.match(product)
     known = gpu(part[1] if part else product)
     if known is None:
@@ -67,7 +78,7 @@ def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[st
         power_W, clock_MHz = (known.idle_power_W, known.peak_power_W), known.max_clock_MHz
         watts = f"above {power_W[0]:g} and at most {power_W[1]:g}, the idle and the peak power of {known.name}"
         clocks = f"from {MIN_CLOCK_MHZ} to {clock_MHz:g}, the maximum clock of {known.name}"
-    stated, errors = dict[str, int](), list[str]()
+    stated, wrong = dict[str, int](), dict[str, str]()
     for label, expected, above, highest in (
         (POWER_LIMIT_LABEL, f"watts {watts}", *power_W),
         (CLOCK_LIMIT_LABEL, f"MHz {clocks}", MIN_CLOCK_MHZ - 1, clock_MHz),
@@ -79,9 +90,5 @@ def _stated(node: str, product: str, labels: Mapping[str, str]) -> tuple[dict[st
         if above < limit <= highest:
             stated[label] = limit
         else:
-            errors.append(_error(node, label, found, f"a whole number of {expected}"))
-    return stated, errors
-
-
-def _error(node: str, label: str, found: str, expected: str) -> str:
-    return f"label {label} of node {node}: found {found!r}; expected {expected}"
+            wrong[label] = f"a whole number of {expected}"
+    return stated, wrong

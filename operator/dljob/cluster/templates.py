@@ -91,8 +91,10 @@ def parse_templates(text: str, architectures: Collection[str] = ()) -> tuple[Nod
 def _with_kind(entry: object) -> object:
     """Return a template with the field ``gpu``, so that a device type that seems to be a GPU is no error.
 
-    An operator must start with values that an earlier release accepted.
+    Without GPUs, a node is one device, whatever ``devices`` says. An operator must start with values that the chart or
+    an earlier release accepted.
     """
     if not isinstance(entry, dict) or not isinstance(device := entry.get("device"), str):
         return entry
-    return {"gpu": is_known_gpu(device), **entry}
+    entry = {"gpu": is_known_gpu(device), **entry}
+    return entry if entry["gpu"] else {key: value for key, value in entry.items() if key != "devices"}

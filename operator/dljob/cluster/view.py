@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from dljob.cluster.catalogue import is_known_gpu, names_gpu, similar_gpus
-from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error
+from dljob.cluster.catalogue import is_known_gpu, names_gpu, part_error, similar_gpus
+from dljob.cluster.gpu_limits import CLOCK_LIMIT_LABEL, POWER_LIMIT_LABEL, device_type, limit_error, wrong_limits
 from dljob.cluster.platforms import platform_error
 
 
@@ -157,6 +157,8 @@ _UNITS = {
 """Field → unit, least value, and a description with an example. A lower value has no unit, or the wrong one."""
 
 
+_LIMITS = {"powerLimit": POWER_LIMIT_LABEL, "clockLimit": CLOCK_LIMIT_LABEL}
+"""Field with a limit of GPUs → the label for which it is short."""
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 """Effects of taints that Kubernetes knows. Any other one would have no effect on plans."""
 _EXAMPLE = "[{count: 3, cpu: 2, memory: 4Gi}]"
@@ -226,6 +228,10 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             f"{'one, such as ' + ' or '.join(near) if near else 'the name of one, such as NVIDIA-A100-SXM4-40GB'}. "
             "Correct the name, or set gpu: true for a GPU without a data sheet, or gpu: false for a type of CPUs"
         )
+    if "gpu" not in entry and (wrong := part_error(device)) is not None:
+        raise ValueError(
+            f".device: found {device!r}, but {wrong}. Correct the name, or set gpu: true if nvidia-smi lists this one"
+        )
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     if devices > 1 and not is_gpu:
@@ -242,7 +248,9 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
         raise ValueError(f".name: found {name!r}; expected a name that is not empty, such as gpu")
-    labels = _labels(entry.get("labels", {})) | _place(entry)
+    labels = _labels(entry.get("labels", {}))
+    labels |= _place(entry, labels)
+    _check_limits(entry, device, is_gpu, labels)
     for i in range(count):
         node = f"{name}-{i}" if "count" in entry else str(name)
         yield Node(
@@ -301,7 +309,8 @@ def _labels(value: object) -> dict[str, str]:
     return {str(k): v for k, v in value.items()}
 
 
-def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
+def _place(entry: Mapping[Any, Any], labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels for which an entry has short fields. ``labels``: those that it has in full."""
     found = {}
     places = {"zone": "topology.kubernetes.io/zone", "rack": "topology.kubernetes.io/rack", "machine": MACHINE_LABEL}
     for name, label in places.items():
@@ -314,16 +323,34 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
             )
         found[label] = value
     if (cpu := _amount(entry, "machineCpu", None)) is not None:
-        if MACHINE_LABEL not in found:
+        if MACHINE_LABEL not in found.keys() | labels.keys():
             raise ValueError(
                 f".machineCpu: found {entry['machineCpu']!r} without a machine; expected also its name, such as "
                 "machine: host-7, which all nodes of the machine have. Add it, or remove machineCpu"
             )
         found[MACHINE_CPU_LABEL] = str(cpu)
-    for name, label in (("powerLimit", POWER_LIMIT_LABEL), ("clockLimit", CLOCK_LIMIT_LABEL)):
+    for name, label in _LIMITS.items():
         if (limit := entry.get(name)) is not None:
             found[label] = str(limit)
     return found
+
+
+def _check_limits(entry: Mapping[Any, Any], device: str, is_gpu: bool, labels: Mapping[str, str]) -> None:
+    """Raise ValueError if a field states a limit that the GPUs cannot have.
+
+    A wrong label of an entry is none, because files with the labels of real nodes must show what plans make of them.
+    """
+    wrong = wrong_limits(device, is_gpu, labels)
+    for name, label in _LIMITS.items():
+        if (limit := entry.get(name)) is None:
+            continue
+        if not is_gpu:
+            raise ValueError(f".{name}: found {limit!r} for CPUs; expected it for GPUs only. Remove it")
+        if label in wrong:
+            raise ValueError(
+                f".{name}: found {limit!r}; expected {wrong[label]}. Set it to the limit that nvidia-smi shows, or "
+                "remove it"
+            )
 
 
 def _taints(value: object) -> tuple[tuple[str, str, str], ...]:

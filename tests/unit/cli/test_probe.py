@@ -95,7 +95,8 @@ class TestTargets:
 
     def test_a_left_out_node_has_its_real_reason(self) -> None:
         """Fixed bug: the message said that repeated faults had occurred, whatever the reason."""
-        limited = view(*({"device": A100, "devices": 8, "cpu": 64, "powerLimit": 9000} for _ in range(6)))
+        wrong = {"dljob.dev/power-limit": "9000"}
+        limited = view(*({"device": A100, "devices": 8, "cpu": 64, "labels": wrong} for _ in range(6)))
         found, (why,) = probe_targets(limited, {})
         assert not found and "faults" not in why
         assert f"{A100}: not measured, because plans leave out node n0 (label dljob.dev/power-limit of node n0: " in why

@@ -74,8 +74,84 @@ def test_mig_slice_has_a_fraction_of_the_gpu() -> None:
     label = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
     whole, part = catalogue.gpu("NVIDIA-A100-SXM4-40GB"), catalogue.gpu_or_assumed(label)
     assert whole is not None and part.assumed and part.name == label
-    assert part.memory_nbytes == 20 * 2**30 and part.fp32_FLOPs == pytest.approx(3 / 7 * whole.fp32_FLOPs)
+    assert part.memory_nbytes == 19.5 * 2**30 and part.fp32_FLOPs == pytest.approx(3 / 7 * whole.fp32_FLOPs)
     assert catalogue.gpu_or_assumed("NVIDIA-X9000-MIG-1g.5gb").source.startswith("not in the catalogue")
+
+
+@pytest.mark.parametrize(
+    ("label", "stated", "gibibytes"),
+    [
+        ("Tesla-T4", None, 15 - 0.625),
+        ("NVIDIA-L4", None, 23034 / 1024 - 0.625),
+        ("NVIDIA-A100-SXM4-80GB", None, 80 - 0.625),
+        ("NVIDIA-H100-80GB-HBM3", None, 81559 / 1024 - 0.625),
+        ("AMD-Instinct-MI300X-OAM", None, 206141652992 / 2**30),
+        ("NVIDIA-H200-MIG-1g.18gb", None, 16),
+        ("Tesla-T4", "15109", 15109 / 1024 - 0.625),
+        ("NVIDIA-X9000", "32768", 32 - 0.625),
+        ("NVIDIA-X9000", None, 15 - 0.625),
+        ("NVIDIA-L40S@250W", "46068", 46068 / 1024 - 0.625),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb@1200MHz", "4736", 4736 / 1024),
+        *(("Tesla-T4", wrong, 15 - 0.625) for wrong in ("", "80", "80Gi", "-15360", "1.5e4", "9" * 30, "٣٤٥٦٧")),
+    ],
+)
+def test_memory_that_processes_can_use(label: str, stated: str | None, gibibytes: float) -> None:
+    """Regression: 16 GiB of a T4 counted, but PyTorch has 14.56."""
+    labels = {} if stated is None else {catalogue.MEMORY_LABEL: stated}
+    assert catalogue.gpu_nbytes(label, labels) == pytest.approx(gibibytes * 2**30, abs=1)
+
+
+PYTORCH_GIB = {
+    "t4": 14.56, "l4": 22.03, "a10": 22.03, "a100-sxm4-40gb": 39.38, "a40": 44.34, "l40s": 44.39,
+    "h100-sxm5-80gb": 79.18, "b200-sxm-180gb": 178.35,
+}  # fmt: skip
+"""Least total capacity in messages of PyTorch (torch.cuda.OutOfMemoryError) in public logs."""
+
+
+@pytest.mark.parametrize(("name", "most"), PYTORCH_GIB.items())
+def test_memory_is_not_above_that_of_public_logs(name: str, most: float) -> None:
+    device = catalogue.gpu(name)
+    assert device is not None and device.memory_nbytes is not None
+    assert 0.985 * most < device.memory_nbytes / 2**30 < most + 0.1
+
+
+@pytest.mark.parametrize("name", catalogue.gpu_names())
+def test_parts_are_no_larger_than_the_gpu(name: str) -> None:
+    whole = catalogue.gpu(name)
+    assert whole is not None and whole.memory_nbytes is not None
+    for profile in catalogue.profiles(name):
+        part = catalogue.gpu_or_assumed(f"{name}-MIG-{profile}")
+        assert part.memory_nbytes is not None and 0.85 < part.memory_nbytes / (int(profile[3:-2]) * 2**30) <= 1
+        assert part.memory_nbytes <= whole.memory_nbytes and catalogue.part_error(part.name) is None
+        slices = 8 * part.memory_bandwidth_Bps / whole.memory_bandwidth_Bps
+        assert slices in (1, 2, 4, 8), profile
+        assert part.memory_nbytes <= slices / 8 * whole.memory_nbytes, profile
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (
+            "NVIDIA-A100-SXM4-40GB-MIG-9g.99gb",
+            "a100-sxm4-40gb has no MIG profile 9g.99gb; expected one of 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, "
+            "7g.40gb. Correct the name, or set gpu: true",
+        ),
+        ("NVIDIA-A30-MIG-1g.5gb", "a30 has no MIG profile 1g.5gb; expected one of 1g.6gb, 2g.12gb, 4g.24gb."),
+        ("NVIDIA-H200-MIG-3g.70gb", "h200-sxm-141gb has no MIG profile 3g.70gb; expected one of 1g.18gb"),
+        ("Tesla-T4-MIG-1g.5gb", "t4 has no MIG profiles; expected the label of the whole GPU, such as Tesla-T4."),
+    ],
+)
+def test_profile_that_the_gpu_lacks_is_an_error(device: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        cluster_view({"nodes": [{"device": device}]})
+    assert str(error.value).startswith(f"cluster: nodes[0].device: found {device!r}, but {message}")
+    (node,) = cluster_view({"nodes": [{"device": device, "gpu": True}]}).nodes
+    assert node.is_gpu, "a profile of a newer driver"
+
+
+@pytest.mark.parametrize("profile", ["1g.5gb", "1g.5gb.me", "1G.5GB", "3g.20gb"])
+def test_profile_that_the_gpu_has_is_no_error(profile: str) -> None:
+    assert cluster_view({"nodes": [{"device": f"NVIDIA-A100-SXM4-40GB-MIG-{profile}"}]}).nodes[0].is_gpu
 
 
 def test_cpu_figures_scale_with_cores() -> None:

@@ -115,13 +115,36 @@ def test_cluster_file_states_the_limit_in_short() -> None:
     short, long, bad = view(
         {"device": A100, "powerLimit": 250},
         {"device": A100, "labels": {POWER_LIMIT_LABEL: "250"}},
-        {"device": A100, "powerLimit": "low"},
+        {"device": A100, "labels": {POWER_LIMIT_LABEL: "low"}},
     ).nodes
     (clocked,) = view({"device": A100, "clockLimit": 1200}).nodes
     assert (clocked.device, clocked.labels) == (f"{A100}@1200MHz", {CLOCK_LIMIT_LABEL: "1200"})
     assert (short.device, short.labels, short.left_out) == (f"{A100}@250W", {POWER_LIMIT_LABEL: "250"}, None)
     assert (long.device, long.labels) == (short.device, short.labels)
     assert bad.device == A100 and bad.left_out is not None and "node n2: found 'low'" in bad.left_out
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"powerLimit": 4000},
+            "powerLimit: found 4000; expected a whole number of watts above 50 and at most 400, the idle and the peak "
+            "power of a100-sxm4-40gb. Set it to the limit that nvidia-smi shows, or remove it",
+        ),
+        ({"powerLimit": "low"}, "powerLimit: found 'low'; expected a whole number of watts"),
+        ({"clockLimit": 5000}, "clockLimit: found 5000; expected a whole number of MHz from 100 to 1410"),
+        ({"clockLimit": 1200, "powerLimit": 0}, "powerLimit: found 0; expected a whole number of watts"),
+        ({"device": f"{A100}-MIG-3g.20gb", "powerLimit": 401}, "powerLimit: found 401; expected a whole number"),
+        ({"device": "cpu", "powerLimit": 250}, "powerLimit: found 250 for CPUs; expected it for GPUs only. Remove it"),
+    ],
+    ids=str,
+)
+def test_wrong_field_of_a_cluster_file_is_an_error_that_names_it(fields: dict[str, object], message: str) -> None:
+    """Fixed bug: the reason why the node was left out named a label, which the file did not have."""
+    with pytest.raises(ValueError) as error:
+        view({"device": A100}, {"device": A100, **fields})
+    assert str(error.value).startswith(f"cluster: nodes[1].{message}")
 
 
 def test_catalogue_has_the_data_sheet_with_the_limit() -> None:
@@ -134,7 +157,7 @@ def test_catalogue_has_the_data_sheet_with_the_limit() -> None:
     assert catalogue.gpu_or_assumed(f"{PART}@1200MHz").clock_limit_MHz == 1200
     assert catalogue.gpu_or_assumed("NVIDIA-X9000@1200MHz").clock_limit_MHz is None, "nothing is known of its clock"
     part = catalogue.gpu_or_assumed(f"{PART}@210W")
-    assert part.power_limit_W == pytest.approx(90) and part.memory_nbytes == 20 * 2**30
+    assert part.power_limit_W == pytest.approx(90) and part.memory_nbytes == 19.5 * 2**30
     assert catalogue.gpu_or_assumed("NVIDIA-X9000@250W").power_limit_W is None, "nothing is known of its power"
     assert catalogue.vendor("AMD_Instinct_MI300X_OAM@550W") == "amd"
 

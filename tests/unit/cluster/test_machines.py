@@ -45,6 +45,12 @@ def test_cluster_file_has_short_fields_for_the_labels() -> None:
     assert cluster.nodes[0].labels == {HOST: "host-1", CPU: "6"}
 
 
+def test_short_field_for_the_cores_of_a_machine_that_a_label_names() -> None:
+    """Fixed bug: the field machineCpu was rejected if the machine had its label instead of the field machine."""
+    (node,) = view({"cpu": 4, "labels": {HOST: "host-1"}, "machineCpu": 6}).nodes
+    assert node.labels == {HOST: "host-1", CPU: "6"}
+
+
 @pytest.mark.parametrize(
     ("found", "nodes", "chosen", "expected"),
     [

@@ -1,5 +1,8 @@
 """Laws of node templates: what an autoscaler can still add to the nodes that exist."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +52,13 @@ def test_without_templates_the_view_stays_the_same_object() -> None:
     assert NodeTemplates(nodes("t", 1).nodes).scaled_up(view) is view
 
 
-def test_operator_starts_with_a_device_that_is_not_in_the_catalogue() -> None:
-    (node,) = parse_templates('[{"device": "NVIDIA-X9000", "count": 1}]')
-    assert (node.device, node.is_gpu) == ("NVIDIA-X9000", False)
+@pytest.mark.parametrize("fields", [{}, {"devices": 8}, {"devices": 8, "gpu": False}], ids=str)
+def test_operator_starts_with_a_device_that_is_not_in_the_catalogue(fields: Json) -> None:
+    """Fixed bug: several devices that are no GPUs stopped the operator, although the chart accepts them."""
+    (node,) = parse_templates(json.dumps([{"device": "NVIDIA-X9000", "count": 1, **fields}]))
+    assert (node.device, node.is_gpu, node.devices, node.free_devices) == ("NVIDIA-X9000", False, 1, 1)
+
+
+def test_template_of_an_unknown_gpu_keeps_its_devices() -> None:
+    (node,) = parse_templates('[{"device": "NVIDIA-X9000", "gpu": true, "devices": 8, "count": 1}]')
+    assert (node.is_gpu, node.devices) == (True, 8)

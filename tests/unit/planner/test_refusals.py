@@ -107,7 +107,7 @@ class TestRejections:
         assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.parameters")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
-        assert "a rank has 16 GiB" in found.message
+        assert "a rank has 14.4 GiB" in found.message
 
     @pytest.mark.parametrize(
         ("strategy", "begin"),
@@ -122,7 +122,7 @@ class TestRejections:
             replace(GPT2_XL, strategy=strategy), view({"device": T4, "devices": 1, "cpu": 8, "memory": "64Gi"})
         )
         assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.like")
-        words = (begin, "parameters 6.", "gradients 6.", "activations 5.", "CUDA 978 MiB", "at most 16 GiB")
+        words = (begin, "parameters 6.", "gradients 6.", "activations 5.", "CUDA 978 MiB", "at most 14.4 GiB")
         places = [found.message.index(word) for word in words]
         assert places == sorted(places)
         assert "smaller model" in found.message and "parallelism.strategy" in found.message
@@ -142,7 +142,7 @@ class TestRejections:
         request = replace(RESNET, global_batch=4096)
         decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))
         (line,) = [r for r in decision.refusals if "does not fit" in r.reason]
-        assert line.summary == "up to 7 x Tesla-T4"
+        assert line.summary == "up to 8 x Tesla-T4"
         assert sum(len(g.shares) for g in decision.chosen.groups) >= 8
 
     def test_busy_and_tainted_nodes_are_excluded(self) -> None:
@@ -221,6 +221,14 @@ class TestRejections:
         assert why in found.message
         none = rejected(request, ClusterView(cluster.nodes[1:]))
         assert none.field != "spec.resources.cpu", "no node that the job may use"
+
+    @pytest.mark.parametrize("device", ["cpu", T4])
+    def test_a_node_that_reports_no_cpus_is_left_out(self, device: str) -> None:
+        """Fixed bug: one such node, such as a new one, kept all jobs from being planned (a division by zero)."""
+        empty = Node("new", device, cpu=0.0, free_cpu=0.0, is_gpu=device == T4)
+        found = decided(DIGITS, ClusterView((*THREE.nodes, empty)))
+        assert (f"1 x {device}", "it reports no CPUs") in [(each.summary, each.reason) for each in found.refusals]
+        assert "it reports no CPUs" in rejected(DIGITS, ClusterView((empty,))).message
 
     @pytest.mark.parametrize("node", [{"cpu": 1}, {"device": T4, "cpu": 8}], ids=["one CPU", "one GPU"])
     def test_a_node_for_one_rank_has_no_room_for_server_and_worker(self, node: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.cluster.hardware import KEY
 from dljob.job.identity import profile_name
 from dljob.job.probes.changes import Software
-from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_regression
+from dljob.job.probes.hardware import hardware_body, hardware_profile, with_stored_links, with_stored_regression
 from dljob.job.probes.links import link_status, probed_link
 from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Api, ApiError, Cache
@@ -36,8 +36,9 @@ async def _hardware(api: Api, cache: Cache, pod: ProbePod, now: datetime, softwa
         measure = HardwareMeasure.parse(pod.message)
         said = {"kernel": software.kernel or measure.kernel, "driver": software.driver or measure.driver}
         measure = measure.model_copy(update=said)
-        profile = hardware_profile(measure, pod.device, pod.node)
-        body = hardware_body(with_stored_regression(profile, pod.device, cache.profiles()), pod.device, now)
+        profile, stored = hardware_profile(measure, pod.device, pod.node), cache.profiles()
+        profile = with_stored_links(with_stored_regression(profile, pod.device, stored), pod.device, stored)
+        body = hardware_body(profile, pod.device, now)
     except (ValueError, ArithmeticError) as error:  # Such as a time so short that a factor of it is 0.
         raise _unusable(pod, error) from None
     if measure.crowded > MAX_CROWDED:
@@ -51,8 +52,7 @@ async def _hardware(api: Api, cache: Cache, pod: ProbePod, now: datetime, softwa
     except ApiError as error:
         if not error.conflict:  # it exists without measurements
             raise
-    former = _status_of(cache, name)
-    await _merge(api, cache, name, merge_patch(former, _with_former_link(former, body["status"])))
+    await _merge(api, cache, name, merge_patch(_status_of(cache, name), body["status"]))
     return name
 
 
@@ -83,14 +83,3 @@ def _status_of(cache: Cache, name: str) -> Mapping[str, Any]:
     """Return the status of a profile; empty if the profile does not exist, or has none."""
     found = next((each for each in cache.profiles() if each["metadata"]["name"] == name), {})
     return found.get("status") or {}
-
-
-def _with_former_link(former: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the new status of a profile with the former links between nodes, which plans use until the next ones.
-
-    Everything else of the former measurement is replaced.
-    """
-    before = former.get("hardware") or {}
-    links = {name: before[name] for name in ("networkLink", "linksTo") if name in before}
-    new = {name: value for name, value in status["hardware"].items() if name != "linksTo"}
-    return {**status, "hardware": {**links, **new}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -103,7 +103,7 @@ def with_stored_regression(
     of them differs, return ``profile`` unchanged. ``profiles``: DLProfile objects. A stored one that does not parse
     does not count.
     """
-    earlier = _stored(device, profiles)
+    earlier, _ = _stored(device, profiles)
     if profile.regression is not None or earlier is None or _software(earlier) != _software(profile):
         return profile
     return profile.model_copy(update={"regression": earlier.regression})
@@ -112,25 +112,33 @@ def with_stored_regression(
 def with_stored_links(profile: HardwareProfile, device: str, profiles: Iterable[Mapping[str, Any]]) -> HardwareProfile:
     """Return ``profile`` with the links between nodes of the stored profile that were not measured together with it.
 
-    Plans use them until the next measurement, which is due (``links.unmeasured_links``). ``profiles``: DLProfile
-    objects.
+    Plans use them until the next measurement, which is due (``links.unmeasured_links``). A stored link without a time
+    was measured together with the stored profile. ``profiles``: DLProfile objects. A stored one that does not parse
+    does not count.
     """
-    earlier = _stored(device, profiles)
+    earlier, updated = _stored(device, profiles)
     if earlier is None:
         return profile
-    far = profile.network_link or earlier.network_link
+    far = profile.network_link
+    if far is None and (kept := earlier.network_link) is not None:
+        far = kept.model_copy(update={"measured": kept.measured or updated})
     return profile.model_copy(update={"network_link": far, "links_to": {**earlier.links_to, **profile.links_to}})
 
 
-def _stored(device: str, profiles: Iterable[Mapping[str, Any]]) -> HardwareProfile | None:
-    """Return the stored hardware of a type; None if there is none, or if someone has made it invalid."""
+def _stored(device: str, profiles: Iterable[Mapping[str, Any]]) -> tuple[HardwareProfile | None, datetime]:
+    """Return the stored hardware of a type and the time of its measurement, which is 1970 if it is unknown.
+
+    The hardware is None if there is none, or if someone has made it invalid.
+    """
+    unknown = datetime.fromtimestamp(0, UTC)
     for stored in profiles:
         if stored["metadata"]["name"] == profile_name(KEY, device):
             try:
-                return DLProfileStatus.model_validate(stored.get("status") or {}, extra="ignore").hardware
+                status = DLProfileStatus.model_validate(stored.get("status") or {}, extra="ignore")
             except ValidationError:
-                return None
-    return None
+                return None, unknown
+            return status.hardware, status.updated or unknown
+    return None, unknown
 
 
 def _software(profile: HardwareProfile) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def _with_nodes(
             measured_s=known.fetch_s if known else None,
             disk_Bps=disk_Bps,
         )
-        room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
+        room = pool.gpu_nbytes or (free - beside_ranks) / ranks_per_node
         largest_batch = memory.largest_batch(held, room, pool.is_gpu, device.growth_factors)
         if pool.is_gpu:
             measured = known is not None and known.fetch_s is not None

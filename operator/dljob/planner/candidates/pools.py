@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dlcontract.pods import without_limits
 from dljob.cluster import ClusterView, Node
-from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
+from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, gpu_nbytes, vendor
 from dljob.cluster.domains import Crossing
 from dljob.cluster.machines import Machine, cores_of_machines, machines, smallest_cpu, together
 from dljob.perf.resources.memory import PROCESS_NBYTES
@@ -50,6 +50,8 @@ class Pool:
     """CPUs of a GPU node, free or not, for each of its GPUs; the smallest number over the nodes."""
     crossing: Crossing | None = None
     """Network between racks or zones, if these nodes may be in several of them; otherwise None."""
+    gpu_nbytes: int = 0
+    """Memory in bytes that ranks can use of each GPU, of the node where it is smallest; 0 for CPUs."""
     machines: tuple[Machine, ...] = ()
     """Machines of those CPU nodes whose labels name one. Nodes of one machine share its cores."""
 
@@ -215,6 +217,8 @@ def _why_not(node: Node, request: Request) -> str | None:
 def _too_small(node: Node, request: Request) -> str | None:
     """Return the reason why the node has too few CPUs or too little memory even if no other pod runs on it, or None."""
     cpu, memory = _needs(node, request)
+    if node.cpu <= 0:
+        return "it reports no CPUs"
     if node.cpu < cpu:
         return f"it has {node.cpu:.3g} CPUs, but a pod needs {cpu:.3g}"
     if node.memory_nbytes is not None and node.memory_nbytes < memory:
@@ -331,6 +335,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 node_cpu=tuple(node.cpu for node in nodes),
                 cpu_per_gpu=min(node.cpu / max(1, node.devices) for node in nodes),
                 crossing=request.domain.crossing,
+                gpu_nbytes=min(gpu_nbytes(device, node.labels) for node in nodes) if is_gpu else 0,
                 machines=() if is_gpu else machines(nodes, cores),
             )
         )

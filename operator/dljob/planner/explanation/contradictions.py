@@ -191,7 +191,7 @@ def _too_little_beside_gpus(
 def _room_nbytes(pool: Pool, request: Request) -> float:
     """Return the largest memory of a rank on the nodes of ``pool``, in bytes."""
     if pool.is_gpu:
-        return float(catalogue.gpu_or_assumed(pool.device).memory_nbytes or 0)
+        return float(pool.gpu_nbytes)
     beside_rank = memory.AGENT_NBYTES + memory.shm_nbytes(1, is_gpu=False)
     return float((request.memory_per_pod_nbytes or max(pool.memory_nbytes)) - beside_rank)
 

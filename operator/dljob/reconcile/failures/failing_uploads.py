@@ -17,14 +17,15 @@ CONDITION = "CheckpointsUploaded"
 def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:
     """Yield the condition CheckpointsUploaded: False while nothing is uploaded, and True after that.
 
-    A job whose uploads have always worked never gets it. ``status.lastCheckpoint`` shows its last upload.
+    A job whose uploads have always worked never gets it. ``status.lastCheckpoint`` shows its last upload. A problem
+    that ends with the ranks, not with a commit, does not change the condition while nothing is committed.
     """
     uploads = parsed.report.uploads if parsed.report is not None else None
     if uploads is None:
         return
     problem = uploads.problem
     if problem is None:
-        if find(parsed.before.conditions, CONDITION) is not None:
+        if uploads.last is not None and find(parsed.before.conditions, CONDITION) is not None:
             yield Verdict(CONDITION, TRUE, "Uploaded", f"uploads work again. {_resume(uploads.last)}")
         return
     reason = problem.reason if problem.reason in reasons.OF_UPLOADS else reasons.UPLOAD_FAILED

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dljob.job.plan.first_plans import WAIT_S
+from dljob.job.profiles import learned_by_model
 from dljob.kube.kinds import DLJOB, POD, PROFILE
 from dljob.reconcile.probes import MAX_STARTS, RETRY_S
 from dljob.render.helpers.probe import NODE_ANNOTATION, PROBE_PRIORITY
@@ -294,5 +295,26 @@ def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes(
     operator.end(MEASURE.to_json())
     operator.look()
     found = operator.profiles[0]["status"]["hardware"]
-    assert (found["kernel"], found["networkLink"]) == ("6.9.0", link)
+    assert found["kernel"] == "6.9.0"
+    assert found["networkLink"] == {**link, "measured": former["status"]["updated"]}, "not measured now"
     assert not {"regression", "serialFraction"} & found.keys()
+
+
+def test_stored_link_that_is_not_valid_goes_with_the_next_measurement() -> None:
+    """Fixed bug: the operator kept it, so that the new measurement was as useless as the former one."""
+    operator = Operator("n0")
+    operator.upgrade("n0", "6.1.0", "550.1")
+    operator.look()
+    operator.end(MEASURE.to_json())
+    operator.look()
+    former = copy.deepcopy(operator.profiles[0])
+    former["status"]["hardware"]["networkLink"] = {"latencySeconds": 0, "bandwidthBytesPerSecond": 1e9}
+    operator.api._store(PROFILE, former)
+    operator.cache.put(PROFILE, former | {"metadata": former["metadata"] | {"resourceVersion": "99"}})
+    operator.upgrade("n0", "6.9.0")
+    operator.now += timedelta(seconds=RETRY_S)
+    assert len(operator.look()) == 1
+    operator.end(MEASURE.to_json())
+    operator.look()
+    assert "networkLink" not in operator.profiles[0]["status"]["hardware"]
+    assert learned_by_model(operator.profiles, "team-a")["hardware", "cpu"].hardware is not None

@@ -78,9 +78,9 @@ def test_both_limits_are_one_device_type() -> None:
     assert found.chosen.prediction.total_s == pytest.approx(slowest, rel=1e-3)
 
 
-@pytest.mark.parametrize("clock", ["0", "abc", "1411", 5000])
-def test_wrong_label_leaves_its_node_out_with_one_doubt(clock: object) -> None:
-    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "clockLimit": clock}
+@pytest.mark.parametrize("clock", ["0", "abc", "1411", "5000"])
+def test_wrong_label_leaves_its_node_out_with_one_doubt(clock: str) -> None:
+    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "labels": {"dljob.dev/clock-limit": clock}}
     found = decided(ALONE, view(good, bad))
     doubts = [refusal for refusal in found.refusals if "clock-limit" in refusal.reason]
     assert [refusal.summary for refusal in doubts] == [f"1 x {A100}"]

@@ -94,7 +94,7 @@ def test_measurement_belongs_to_its_limit() -> None:
 
 
 def test_wrong_label_leaves_its_node_out_with_one_doubt() -> None:
-    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "powerLimit": 4000}
+    good, bad = {**NODE, "count": 2}, {**NODE, "name": "bad", "labels": {"dljob.dev/power-limit": "4000"}}
     found = decided(ALONE, view(good, bad))
     doubts = [refusal for refusal in found.refusals if "power-limit" in refusal.reason]
     assert [refusal.summary for refusal in doubts] == [f"1 x {A100}"]
@@ -145,7 +145,7 @@ def test_name_without_a_limit_matches_all_limits(device: str, name: str, matches
     ids=["energy", "carbon", "time", "hours are paid", "too low", "good", "narrow range", "unknown", "CPUs"],
 )
 def test_plan_that_minimizes_energy_advises_a_power_limit(node: dict[str, Any], minimize: Any, advises: bool) -> None:
-    found = decided(replace(ALONE, minimize=minimize), view(node))
+    found = decided(replace(ALONE, minimize=minimize, global_batch=256), view(node))
     assert (found.power_advice is not None) == advises == bool(found.power_limits)
 
 

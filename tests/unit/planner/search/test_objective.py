@@ -41,7 +41,7 @@ def choices(request: Request, cluster: Any) -> list[Choice]:
     return [decided(replace(request, nodes_min=n, nodes_max=n), cluster).chosen for n in (1, 2)]
 
 
-EVERY = [choices(DIGITS, CPUS), choices(RESNET, GPUS)]
+EVERY = [choices(DIGITS, CPUS), choices(replace(RESNET, global_batch=256), GPUS)]
 
 
 @given(

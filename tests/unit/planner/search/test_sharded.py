@@ -212,7 +212,7 @@ def test_too_little_memory_is_one_line_for_each_device() -> None:
     refused = rejected(whole, many)
     (line,) = refused.refusals
     assert line.summary == f"up to 1024 x {A100}, Sharded"
-    assert line.reason.startswith("does not fit: a rank with 4 samples and ") and "but has 80 GiB" in line.reason
+    assert line.reason.startswith("does not fit: a rank with 4 samples and ") and "but has 79.4 GiB" in line.reason
     fixed = rejected(replace(whole, fixed=(FixedChoice(A100, 4, 8),)), many)
     assert [each.summary for each in fixed.refusals] == [f"32 x {A100}, Sharded"]
 

@@ -86,6 +86,15 @@ def test_failing_upload_is_a_condition_and_an_event(running: Observed, last: Upl
     assert [(event.type, event.reason) for event in works.events] == [("Normal", "Uploaded")]
 
 
+def test_condition_stays_false_until_something_is_committed(running: Observed) -> None:
+    """Regression: after a restart, it was True with 'uploads work again', although nothing had ever been uploaded."""
+    failing = told(running, Uploads(problem=PROBLEM.model_copy(update={"reason": "FolderChanges"})))
+    restarted = told(after(failing, step(failing)), Uploads())
+    found = step(restarted)
+    assert verdict(found, CONDITION) == ("False", "FolderChanges") and not found.events
+    assert verdict(step(told(after(restarted, found), Uploads(last=LAST))), CONDITION) == ("True", "Uploaded")
+
+
 def test_reason_of_an_untrusted_report_is_bounded(running: Observed) -> None:
     odd = Uploads(problem=PROBLEM.model_copy(update={"reason": "Complete"}))
     assert verdict(step(told(running, odd)), CONDITION) == ("False", "UploadFailed")
