@@ -148,6 +148,14 @@ def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, fol
     assert "options about processes have no effect" in ended.stderr
 
 
+def test_program_that_calls_distributed_launch_itself_passes_the_local_rank(folder: Path) -> None:
+    """Fixed bug: its script got no argument, so that each rank took itself for local rank 0, or ended."""
+    (folder / "launch.py").write_text(LAUNCHES.replace(".run import", ".launch import"))
+    for options, expected in (([], ["--local-rank=1"]), (["--use-env"], [])):
+        ended = started(["python", "launch.py", *options, "train.py", "--lr", "1"], folder, LOCAL_RANK="1")
+        assert json.loads(ended.stdout)["argv"] == [*expected, "--lr", "1"], ended.stderr
+
+
 def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: Path) -> None:
     env = variables(None, PYTHONPATH=str(STARTUP), **RANK)
     ended = run_apart("/opt/bin/torchrun", "--nproc-per-node", "2", "train.py", env=env, cwd=folder)

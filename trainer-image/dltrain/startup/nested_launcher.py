@@ -83,7 +83,8 @@ def replace_launches(environ: Mapping[str, str]) -> None:
 
 def _run_once(args: Any) -> None:
     """Run the script of ``args``, the options that torchrun has read, in place of this process."""
-    command = [args.training_script, *args.training_script_args]
+    local_rank = [] if getattr(args, "use_env", True) else [_local_rank(os.environ)]  # Of torch.distributed.launch.
+    command = [args.training_script, *local_rank, *args.training_script_args]
     if not args.no_python:
         command = [sys.executable, "-u", *(["-m"] if args.module else []), *command]
     if os.environ["RANK"] == "0":
