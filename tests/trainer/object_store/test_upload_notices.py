@@ -195,6 +195,36 @@ def test_folder_that_never_settles_is_told_once_and_revoked(
         thread.join(30)
 
 
+def test_folder_that_never_settles_again_is_told_again(
+    folder: StagedFolder, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: after one upload, the status said forever that uploads work."""
+    for name, value in (("POLL_S", 0.01), ("SETTLE_S", 0.2), ("UNSETTLED_S", 0.05)):
+        monkeypatch.setattr(watching, name, value)
+    folder.restore(LATER)
+    stop = threading.Event()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
+    try:
+        number = 0
+
+        def told(count: int) -> Callable[[list[UploadMessage]], bool]:
+            def changed(seen: list[UploadMessage]) -> bool:
+                nonlocal number
+                number += 1
+                write(folder, "a.txt", f"{number}")
+                return [getattr(each, "reason", None) for each in seen].count(reasons.FOLDER_CHANGES) == count
+
+            return changed
+
+        for count in (1, 2):
+            agent.until(told(count))
+            agent.until(lambda seen: isinstance(seen[-1], Uploaded) and seen[-1].upload is not None)
+    finally:
+        stop.set()
+        thread.join(30)
+
+
 def test_only_the_pod_of_rank_0_tells_and_a_last_upload_that_fails_is_told(
     tmp_path: Path, store: Server, agent: Agent
 ) -> None:

@@ -84,6 +84,25 @@ def test_commit_with_new_logs_only_keeps_the_step() -> None:
     assert last is not None and (last.path, last.step) == ("s3://b/2", 7)
 
 
+def test_step_of_an_upload_after_a_restart_is_unknown_until_the_script_reports_one() -> None:
+    """Fixed bug: a checkpoint that was written before the first report had the last step before the restart."""
+    ledger = Ledger(PLAN, None)
+    ledger.begin_attempt(PLAN, 0.0)
+    ledger.record(step(50), 10.0)
+    ledger.begin_attempt(PLAN, 20.0)  # The ranks resume from step 30.
+
+    def shown(number: int, age_s: float, now_s: float) -> int | None:
+        ledger.record(ledger.uploads.with_step(made(number, age_s=age_s), now_s), now_s)
+        last = reported(ledger).last
+        assert last is not None
+        return last.step
+
+    assert shown(1, 9.0, 21.0) == 50, "files that were complete before the restart"
+    assert shown(2, 5.0, 30.0) is None
+    ledger.record(step(40), 31.0)
+    assert shown(3, 1.0, 35.0) == 40
+
+
 def test_problem_stays_until_uploads_work_and_keeps_its_first_time() -> None:
     ledger = Ledger(PLAN, None)
     assert ledger.record(NotUploaded(reason="UploadFailed", message="a", failed=True, unix_s=1.0), 1.0)

@@ -129,12 +129,25 @@ import sys
 from torch.distributed.run import main
 main(["--nproc-per-node", "2", *sys.argv[1:]])
 """
+LOOKS_FIRST = """
+import importlib.util
+assert importlib.util.find_spec("torch.distributed.run") is not None
+"""
+AS_MAIN = """
+import runpy, sys
+sys.argv[1:1] = ["--nproc-per-node", "2"]
+runpy.run_module("torch.distributed.run", run_name="__main__")
+"""
 
 
-@pytest.mark.parametrize("fork", [False, True], ids=["interpreter", "fork"])
-def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "fork"),
+    [(LAUNCHES, False), (LAUNCHES, True), (LOOKS_FIRST + LAUNCHES, False), (LOOKS_FIRST + AS_MAIN, False)],
+    ids=["interpreter", "fork", "looks for it first", "runs it as a program"],
+)
+def test_program_that_calls_torchrun_itself_runs_its_script_once(program: str, fork: bool, folder: Path) -> None:
     """Fixed bug: ``tune run`` and ``fabric run`` started all ranks in each rank, and these trained independently."""
-    (folder / "launch.py").write_text(LAUNCHES)
+    (folder / "launch.py").write_text(program)
     command = ["launch.py", "train.py", "--lr", "1"]
     if fork:
         env = variables(None, PYTHONPATH=str(STARTUP), **(RANK | {"RANK": "0"}))
@@ -146,6 +159,14 @@ def test_program_that_calls_torchrun_itself_runs_its_script_once(fork: bool, fol
     found = json.loads(line)
     assert (found["argv"], found["rank"], found["others"]) == (["--lr", "1"], RANK | {"RANK": "0"}, {})
     assert "options about processes have no effect" in ended.stderr
+
+
+def test_program_that_calls_distributed_launch_itself_passes_the_local_rank(folder: Path) -> None:
+    """Fixed bug: its script got no argument, so that each rank took itself for local rank 0, or ended."""
+    (folder / "launch.py").write_text(LAUNCHES.replace(".run import", ".launch import"))
+    for options, expected in (([], ["--local-rank=1"]), (["--use-env"], [])):
+        ended = started(["python", "launch.py", *options, "train.py", "--lr", "1"], folder, LOCAL_RANK="1")
+        assert json.loads(ended.stdout)["argv"] == [*expected, "--lr", "1"], ended.stderr
 
 
 def test_launcher_whose_file_a_fork_of_the_zygote_runs_is_replaced_too(folder: Path) -> None:

@@ -26,7 +26,10 @@ GIVE_UP_S = 300.0
 """Seconds for which uploads may fail before the ranks are restarted, which shows the error in the job's status."""
 TRIES_AGAIN = f"The agent tries again every {AGAIN_S:g} s. After {GIVE_UP_S / 60:g} minutes, the ranks restart"
 UNSETTLED_S = 60.0
-"""Seconds without an upload of a folder that changes all the time, after which a warning names the reason."""
+"""Seconds without an upload of a folder that changes all the time, after which a warning names the reason.
+
+If the folder settles after the warning, the next one comes after twice as long: a large checkpoint takes minutes to
+write."""
 LATE_S = 20.0
 """Seconds that pods which have written parts before, or may do so, have to begin with their part of a checkpoint.
 
@@ -336,14 +339,14 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
     folder = work.folder
     last, changed_s = without_logs(folder.committed), time.monotonic()
     settled_s, again_s, failing_s = changed_s, 0.0, None
-    warned = False
+    warned, unsettled_s = False, UNSETTLED_S
     while not stop.wait(POLL_S):
         folder.note_time()
         now, now_s = without_logs(scan(folder.folder)), time.monotonic()
         if now != last:
             differing = next((path for path in sorted(now) if now[path] != last.get(path)), "a deleted file")
             last, changed_s = now, now_s
-            if now_s - settled_s > UNSETTLED_S and not warned:
+            if now_s - settled_s > unsettled_s and not warned:
                 warned = True
                 text = (
                     f"{folder.folder}: found changes all the time, last in {differing:.200}; expected no change for "
@@ -355,6 +358,7 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
             try:
                 work.settled(now)
                 settled_s, failing_s = time.monotonic(), None
+                warned, unsettled_s = False, 2 * unsettled_s if warned else unsettled_s
                 folder.notices.solved(reasons.UPLOAD_FAILED, reasons.FOLDER_CHANGES)
             except ChangedError:
                 changed_s = time.monotonic()

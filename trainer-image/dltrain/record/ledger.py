@@ -178,6 +178,7 @@ class Ledger:
         self.restarts = dict(Counter(self.restarts) + Counter({reasons.POD_STOPPED: self._stops}))
         self._stops = 0
         self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0), now_s)
+        self.uploads.launched(now_s)
         self._measures.clear()
         self._found.clear()
         self._reporting.clear()

@@ -19,10 +19,18 @@ class UploadRecord:
     def __init__(self, uploads: Uploads | None = None) -> None:
         self.uploads = uploads
         self._times_s: deque[float] = deque(maxlen=MAX_STEPS)
-        self._steps: deque[int] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[int | None] = deque(maxlen=MAX_STEPS)
+        """The steps of these times; None: the ranks were launched then, and resume from an unknown step."""
+
+    def launched(self, now_s: float) -> None:
+        """Record that the ranks are launched, which may repeat steps. ``now_s``: as in ``stepped``."""
+        self._note(None, now_s)
 
     def stepped(self, step: int, now_s: float) -> None:
         """Record that the script has reported ``step``. ``now_s``: present time on a monotonic clock."""
+        self._note(step, now_s)
+
+    def _note(self, step: int | None, now_s: float) -> None:
         if len(self._times_s) > 1 and now_s < self._times_s[-2] + STEP_S:
             self._times_s.pop()
             self._steps.pop()
@@ -33,8 +41,8 @@ class UploadRecord:
         """Return ``message``. If it reports an upload, add the step of the checkpoint, as far as it is known.
 
         It is the last step that the script had reported when it wrote the first file of the checkpoint, or one that it
-        had reported less than ``STEP_S`` before. It is unknown if no step was reported before, such as to an earlier
-        coordinator. ``now_s``: time of arrival on the clock of ``stepped``.
+        had reported less than ``STEP_S`` before. It is unknown if these ranks had reported no step before, or only to
+        an earlier coordinator. ``now_s``: time of arrival on the clock of ``stepped``.
         """
         if not isinstance(message, Uploaded) or message.upload is None or message.age_s is None:
             return message

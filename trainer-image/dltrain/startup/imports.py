@@ -22,24 +22,37 @@ def after_import(name: str, then: Callable[[Any], None]) -> None:
 
 
 class _Awaiting:
-    """A finder of modules that calls ``then`` with the module ``name`` after the script has imported it."""
+    """A finder of modules that calls ``then`` with the module ``name`` after the script has imported it.
+
+    It stays until then, because a script may look for the module before, without importing it.
+    """
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name, self._then = name, then
+        self._is_asking = self._is_done = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name != self._name:
+        if name != self._name or self._is_asking or self._is_done:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        self._is_asking = True  # Another finder may ask all of them, as this one does.
+        try:
+            found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            load, then = spec.loader.exec_module, self._then
+            load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 load(module)
-                then(module)
+                self._imported(module)
 
             with contextlib.suppress(AttributeError):  # A loader that cannot be changed: ``then`` is not called.
                 spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _imported(self, module: Any) -> None:
+        """Call ``then`` once. This finder stays in the list, over which another thread may iterate."""
+        if not self._is_done:
+            self._is_done = True
+            self._then(module)

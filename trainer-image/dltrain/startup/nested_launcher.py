@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 EXIT_BAD_INPUT = 64
 """As in dlcontract."""
@@ -67,7 +67,7 @@ def replace_launcher(environ: Mapping[str, str], line: bytes | None = None) -> N
 
 
 def replace_launches(environ: Mapping[str, str]) -> None:
-    """Let the function of torchrun that starts processes replace this process by the script, if this is a rank.
+    """Let the functions of torchrun that start processes replace this process by the script, if this is a rank.
 
     ``environ``: the environment variables of this process.
     """
@@ -75,17 +75,43 @@ def replace_launches(environ: Mapping[str, str]) -> None:
         return
     from .imports import after_import
 
-    def replace(module: Any) -> None:
+    def replace_run(module: Any) -> None:
         module.run = _run_once
 
-    after_import("torch.distributed.run", replace)
+    def replace_call(module: Any) -> None:
+        launch = getattr(module, "elastic_launch", None)
+        if launch is not None:
+            launch.__call__ = _calls_once(launch.__call__)
+
+    after_import("torch.distributed.run", replace_run)
+    # ``runpy.run_module("torch.distributed.run")`` makes functions of its own, which call this one.
+    after_import("torch.distributed.launcher.api", replace_call)
 
 
 def _run_once(args: Any) -> None:
     """Run the script of ``args``, the options that torchrun has read, in place of this process."""
-    command = [args.training_script, *args.training_script_args]
+    local_rank = [] if getattr(args, "use_env", True) else [_local_rank(os.environ)]  # Of torch.distributed.launch.
+    command = [args.training_script, *local_rank, *args.training_script_args]
     if not args.no_python:
         command = [sys.executable, "-u", *(["-m"] if args.module else []), *command]
+    _execute(command)
+
+
+def _calls_once(call: Any) -> Any:
+    """Return the function in place of ``call``, which starts processes that run a command, or a function of Python."""
+
+    def call_once(launch: Any, *args: Any) -> Any:
+        program = getattr(launch, "_entrypoint", None)
+        if not isinstance(program, str):
+            return call(launch, *args)
+        own = os.environ.get("LOCAL_RANK", "0")
+        _execute([program, *(each.replace("${local_rank}", own) for each in args)])
+
+    return call_once
+
+
+def _execute(command: list[str]) -> NoReturn:
+    """Replace this process by ``command``, the script of a program that would start it for each rank."""
     if os.environ["RANK"] == "0":
         _say(
             "found a program that starts processes with torchrun; expected the plan to set their number. Each rank "
