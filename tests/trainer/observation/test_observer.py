@@ -1,6 +1,5 @@
 """Tests of the observer: real scripts, which are not changed, in processes of their own as rank 0 starts them."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dltrain.launch.rank_environment import STARTUP
 from dltrain.protocol.rank_messages import Observed
 from support.trainer.listener import Listener
 from support.trainer.observed_scripts import MLP, WITHIN_S, loop, observed, python, variables
@@ -262,14 +260,6 @@ def test_script_without_torch_starts_as_before(tmp_path: Path, script: str) -> N
 def test_lost_agent_does_not_matter(tmp_path: Path) -> None:
     ended = python(loop(), str(tmp_path / "nobody"))
     assert ended.returncode == 0 and "parameters" in ended.stdout and "Traceback" not in ended.stderr
-
-
-def test_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.customized = __name__\n")
-    script = "import sys, sitecustomize\nprint(sys.customized, sitecustomize.__file__)"
-    for order in ([str(STARTUP), str(tmp_path)], [str(tmp_path), str(STARTUP)]):
-        ended = python(script, None, fresh=True, PYTHONPATH=os.pathsep.join(order))
-        assert (ended.stdout, ended.stderr) == (f"sitecustomize {tmp_path / 'sitecustomize.py'}\n", "")
 
 
 def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
