@@ -44,6 +44,7 @@ def init(
     *,
     batch: int = 64,
     epochs: int = 10,
+    steps: int | None = None,
     seed: int = 0,
     collective: str = "Auto",
     checkpoints: "str | PathLike[str] | None" = None,
@@ -56,11 +57,12 @@ def init(
     The arguments apply only if the script runs without the operator, for example on a laptop. In a DLJob (the custom
     resource of a training), the operator's plan overrides them.
 
-    ``batch``: global batch size, in samples. ``epochs``: number of passes over the dataset. ``seed``: seeds the data
-    order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the
-    data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
-    HalvingDoubling, Torch, DDP, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
-    directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from; None: save no checkpoints.
+    ``batch``: global batch size, in samples. ``epochs``: number of passes over the dataset. ``steps``: number of steps,
+    in place of ``epochs``. ``seed``: seeds the data order and the random generators of torch, numpy and Python, so that
+    all ranks create the same model and split the data in the same way. ``collective``: the name of an all-reduce
+    algorithm: Ring, MPI, Tree, Butterfly, HalvingDoubling, Torch, DDP, or Auto, which measures several at the start and
+    uses the fastest. ``checkpoints``: a directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from;
+    None: save no checkpoints.
     ``precision``: FP32, BF16 or FP16, for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if
     the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass. ``strategy``: Data,
     Optimizer (sharded optimizer), Sharded (sharded parameters, gradients and optimizer, by PyTorch's fully_shard),
@@ -83,6 +85,7 @@ def init(
     return init_script(
         batch=batch,
         epochs=epochs,
+        steps=steps,
         seed=seed,
         collective=collective,
         checkpoints=checkpoints,

@@ -232,6 +232,31 @@ def test_samplers_that_cannot_be_used_are_errors(sampler: Any, message: str) -> 
         Loader(Augmented(), CPU, sampler=sampler, plan=plan).identity(plan)
 
 
+def test_no_more_samples_are_drawn_than_the_steps_need() -> None:
+    """Fixed bug: 10^10 samples, with which minGPT replaces an endless loader, did not fit into memory."""
+    endless = RandomSampler(range(SAMPLES), replacement=True, num_samples=10**10)
+    for steps, batch in ((5, 8), (12, 3)):
+        plan = make_plan(1, steps=steps, epochs=None, global_batch=batch)
+        loader = Loader(Augmented(), CPU, sampler=endless, plan=plan)
+        loader.identity(plan)
+        found = np.concatenate([loader.sampler(plan).part(step, [batch], 0).indices for step in range(steps)])
+        assert loader.total_steps == steps and len(set(found.tolist())) > SAMPLES // 3
+        if steps == 5:
+            first = found
+        assert np.array_equal(found[:36], first[:36]), "more steps continue the same samples"
+    plan = make_plan(1, epochs=1, global_batch=8)
+    with pytest.raises(MisuseError, match=r"^sampler: found 10000000000 samples in an epoch of RandomSampler"):
+        Loader(Augmented(), CPU, sampler=endless, plan=plan).identity(plan)
+
+
+def test_an_evaluation_has_all_samples_of_the_sampler_after_few_steps() -> None:
+    plan = make_plan(1, steps=1, epochs=None, global_batch=4)
+    loader = Loader(Augmented(), CPU, sampler=SubsetRandomSampler(range(5, 17)), plan=plan)
+    first = loader.sampler(plan).part(0, [4], 0).indices.tolist()
+    found = [index for _, indices in held_out_batches(loader, [4], 0, plan) for index in indices.tolist()]
+    assert Counter(found) == Counter(range(5, 17)) and found[:4] == first
+
+
 def test_ranks_must_draw_the_same_samples() -> None:
     plan = make_plan(2, global_batch=8)
     rows = [

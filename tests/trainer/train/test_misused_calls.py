@@ -1,15 +1,17 @@
 """Arguments of the wrong type end with one error that names the call, which is not retried as an error of the script."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.optim import SGD
 
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.protocol.errors import MisuseError
+from dltrain.protocol.errors import MisuseError, failure
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.session import local_plan
 from dltrain.train.trainer import Trainer
@@ -47,6 +49,27 @@ def test_wrong_arguments_are_misuse(call: Callable[[Any], object], message: str)
         model(x).square().mean().backward()
         opt.step()
     trainer.close()
+
+
+def test_error_names_the_line_of_the_script_and_not_of_torch() -> None:
+    """Fixed bug: the message named optimizer.py, because torch's ``Optimizer.step`` calls dltrain."""
+    trainer = Trainer(make_plan(1, global_batch=4), ProcessGroup(), RankReporter(None), torch.device("cpu"), "cpu")
+    model, opt = trainer.wrap(model := nn.Linear(3, 2), torch.optim.LBFGS(model.parameters()))
+    for _ in trainer.steps(trainer.loader((torch.rand(12, 3),))):
+        with pytest.raises(MisuseError) as found:
+            opt.step(lambda: 0.0)  # type: ignore[arg-type]
+        break
+    message = failure(found.value, 0, "host").message
+    assert re.match(r"test_misused_calls\.py, line \d+: LBFGS\.step: found a closure; expected none", message), message
+    trainer.close()
+
+
+def test_steps_take_the_place_of_epochs() -> None:
+    common: Any = {"batch": 4, "epochs": 10, "seed": 0, "collective": "Ring", "checkpoints": None}
+    plan = local_plan(1, steps=7, **common)
+    assert (plan.steps, plan.epochs) == (7, None)
+    with pytest.raises(ValidationError, match="steps"):
+        local_plan(1, steps=0, **common)
 
 
 def test_checkpoints_may_be_a_path(tmp_path: Any) -> None:

@@ -90,6 +90,10 @@ class Sampler:
         """Return the indices of an epoch's samples in their order."""
         return permutation(self.seed, epoch, self.samples)
 
+    def batch_of(self, epoch: int, index: int) -> NDArray[np.int64]:
+        """Return the samples of batch ``index`` of an epoch."""
+        return self.order(epoch)[index * self.batch : (index + 1) * self.batch]
+
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the samples that ``rank`` computes in ``step``, counted from 0 across epochs.
 
@@ -98,7 +102,7 @@ class Sampler:
         Every rank that computes gradients therefore runs the same code in every step.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
-        batch = self.order(epoch)[index * self.batch : (index + 1) * self.batch]
+        batch = self.batch_of(epoch, index)
         parts = apportion(len(batch), shares)
         begin = sum(parts[:rank])
         mine = batch[begin : begin + parts[rank]]

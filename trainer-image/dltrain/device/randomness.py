@@ -1,8 +1,8 @@
 """Seeding and restoring of random generators.
 
-The randomness of a step (dropout) is a function of (seed, step, rank), and that of a sample (augmentation) a function
-of (seed, epoch, sample). So checkpoints contain no state of random generators, and a resumed run draws the same
-numbers.
+The randomness of a step (dropout) is a function of (seed, step, rank), that of numpy and Python in a step one of (seed,
+step), and that of a sample (augmentation) one of (seed, epoch, sample). So checkpoints contain no state of random
+generators, and a resumed run draws the same numbers.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 CPU = torch.device("cpu")
+_EVERY_RANK = -1
 
 
 def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -> None:
@@ -29,8 +30,23 @@ def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -
     if device.type == "cuda":
         torch.cuda.manual_seed_all(number)
     if everywhere:
-        np.random.seed(number % 2**32)
-        random.seed(number)
+        _seed_shared(number)
+
+
+def _seed_shared(number: int) -> None:
+    np.random.seed(number % 2**32)
+    random.seed(number)
+
+
+def seed_step(run_seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seed the random generators for one step of a training script on one rank.
+
+    ``run_seed``: the seed of the whole run, from the plan. ``device``: as for ``seed``. Ranks draw different numbers
+    from torch. Those of numpy and Python are equal on all ranks, as they are outside of the steps: a script may choose
+    the same branch with them, such as timm's ``Mixup``.
+    """
+    seed(of_step(run_seed, step, rank), device)
+    _seed_shared(of_step(run_seed, step, _EVERY_RANK))
 
 
 def of_step(seed: int, step: int, rank: int) -> int:

@@ -1,6 +1,7 @@
 """The exceptions that end a run, each with its failure reason and exit code."""
 
 import re
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -158,15 +159,24 @@ memory of the device or the machine."""
 _DEVICE_LINE = re.compile(rf"\b(cuda|hip|nvml|nccl)[^\n]{{0,200}}({_HARDWARE})", re.IGNORECASE)
 """Matches a line of CUDA, HIP, NVML or NCCL about a hardware fault. Other lines of a log may use the same words."""
 _OURS = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+"""Parts of the paths of installed packages, such as torch, whose ``Optimizer.step`` calls dltrain."""
 
 
 def _line(error: BaseException) -> str:
     """Return the place in the user's script that called dltrain, such as ``train.py, line 12: ``.
 
-    Return an empty string if no script is in the error's traceback.
+    It is the last line outside of installed packages and, if there is none, the last one outside of dltrain. Return an
+    empty string if no script is in the error's traceback.
     """
-    script = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
+    others = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
+    script = [f for f in others if not _is_installed(f.filename)] or others
     return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_STANDARD_LIBRARY) or any(part in path for part in _INSTALLED)
 
 
 def log_names_device_fault(text: str) -> bool:

@@ -74,6 +74,7 @@ def local_plan(
     *,
     batch: int,
     epochs: int,
+    steps: int | None = None,
     seed: int,
     collective: str,
     checkpoints: str | os.PathLike[str] | None,
@@ -86,9 +87,10 @@ def local_plan(
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
-    ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
-    ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory, or an s3:// URI; None: no
-    checkpoints. ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET.
+    ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset. ``steps``:
+    number of steps, in place of ``epochs``. ``collective``: name of the all-reduce algorithm, or Auto.
+    ``checkpoints``: directory, or an s3:// URI; None: no checkpoints. ``model``: by default, the running script.
+    ``dataset``: by default, the path in $DLJOB_DATASET.
     ``optimizer``: by default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16.
     ``activation_checkpointing``: True to let blocks keep only their inputs. ``strategy``: Data, Optimizer, Sharded,
     Pipeline or Tensor. With the last two, all ranks split one model.
@@ -133,7 +135,8 @@ def local_plan(
         model=model or ModelRef(command=tuple(sys.argv)),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
         optimizer=optimizer or OptimizerRef(),
-        epochs=epochs,
+        epochs=epochs if steps is None else None,
+        steps=steps,
         seed=seed,
         checkpoint=_local_checkpoints(checkpoints),
         rebalance=False,

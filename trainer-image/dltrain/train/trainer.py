@@ -259,7 +259,7 @@ class Trainer(DataCalls, ModelCalls):
                 step.watch.begin()
                 batch = batches.take(0)
                 step.watch.fetched()
-                randomness.seed(randomness.of_step(self.plan.seed, self.step, self._team.random_rank), self.device)
+                randomness.seed_step(self.plan.seed, self.step, self._team.random_rank, self.device)
                 manager, stop = self.checkpoint_manager, self.reporter.stop.is_set()
                 requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies, order.ending)
                 step.begin(part, self.step, self.total_steps, requests, accumulates=batches.accumulates)

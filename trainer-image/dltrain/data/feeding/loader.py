@@ -108,7 +108,8 @@ class Loader(AnyLoader):
                     f"sampler: found {type(sampler).__name__} for a sharded dataset; expected none, because each node "
                     "has only the samples of its shards. Omit it, or set spec.dataset.distribution: Full"
                 )
-            self._draws = Draws(sampler, self.source.samples, device)
+            needed = plan.steps * plan.global_batch if plan is not None and plan.steps else None
+            self._draws = Draws(sampler, self.source.samples, device, needed)
 
     def __len__(self) -> int:
         assert self._plan is not None, "t.loader passes the plan"
