@@ -44,7 +44,7 @@ def init(
     *,
     batch: int = 64,
     epochs: int = 10,
-    steps: int | None = None,
+    steps: "int | None" = None,
     seed: int = 0,
     collective: str = "Auto",
     checkpoints: "str | PathLike[str] | None" = None,
