@@ -19,11 +19,11 @@ from dljob.perf.step.communication import AnyLink, Link, Number, ring_s
 from dljob.perf.step.step import exposed_s
 from dljob.perf.workload.observed import Collectives
 
-HOP_S = 1.3e-4
+HOP_S = 2.6e-4
 """Seconds of a gloo message between two ranks of a node without its bytes, on the host of ``structure.CALL_S``.
 
-It was chosen between the 0.11 to 0.16 ms that benchmarks/perfmodel/host_calls/gloo.py measured on a busy machine. The
-call of the collective itself is in ``CALL_S``."""
+benchmarks/perfmodel/host_calls/gloo.py measured 0.22 to 0.28 ms on an idle virtual machine, where threads wait for idle
+cores to wake up, and 0.11 to 0.16 ms on a busy one. The call of the collective itself is in ``CALL_S``."""
 IN_BACKWARD = ("all_reduce", "reduce_scatter")
 """Kinds of collectives that DistributedDataParallel and FSDP start during the backward pass."""
 
