@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,19 @@ def test_restore_that_uploads_what_had_settled_tells_one_commit(
     assert told.upload.path == again.log.uri(again.log.commits()[-1])
 
 
+@contextmanager
+def watched(folder: StagedFolder) -> Iterator[None]:
+    """Copy what changes in the folder, as the process beside a script does."""
+    stop = threading.Event()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
 def test_store_that_fails_and_works_again(
     folder: StagedFolder, agent: Agent, store: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,10 +165,7 @@ def test_store_that_fails_and_works_again(
         monkeypatch.setattr(watching, name, value)
     folder.restore(LATER)
     store.refuse("PutObject", 403, "AccessDenied", key="data/")
-    stop = threading.Event()
-    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
-    thread.start()
-    try:
+    with watched(folder):
         write(folder, "a.bin", "one")
         seen = agent.until(lambda seen: sum(isinstance(each, NotUploaded) for each in seen) >= 2)
         failed = [each for each in seen if isinstance(each, NotUploaded)][-1]
@@ -163,9 +174,6 @@ def test_store_that_fails_and_works_again(
             assert word in failed.message, failed.message
         store.allow_all()
         agent.until(lambda seen: isinstance(seen[-1], Uploaded))
-    finally:
-        stop.set()
-        thread.join(30)
     assert [type(each) for each in agent.seen if isinstance(each, Uploaded)] == [Uploaded] * 2
 
 
@@ -175,10 +183,7 @@ def test_folder_that_never_settles_is_told_once_and_revoked(
     for name, value in (("POLL_S", 0.01), ("SETTLE_S", 0.2), ("UNSETTLED_S", 0.05)):
         monkeypatch.setattr(watching, name, value)
     folder.restore(LATER)
-    stop = threading.Event()
-    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
-    thread.start()
-    try:
+    with watched(folder):
         number = 0
 
         def told(seen: list[UploadMessage]) -> bool:
@@ -190,9 +195,6 @@ def test_folder_that_never_settles_is_told_once_and_revoked(
         [told_once] = [each for each in agent.until(told) if isinstance(each, NotUploaded)]
         assert told_once.reason == reasons.FOLDER_CHANGES and "a.txt" in told_once.message and not told_once.failed
         agent.until(lambda seen: isinstance(seen[-1], Uploaded) and seen[-1].upload is not None)
-    finally:
-        stop.set()
-        thread.join(30)
 
 
 def test_folder_that_never_settles_again_is_told_again(
@@ -202,10 +204,7 @@ def test_folder_that_never_settles_again_is_told_again(
     for name, value in (("POLL_S", 0.01), ("SETTLE_S", 0.2), ("UNSETTLED_S", 0.05)):
         monkeypatch.setattr(watching, name, value)
     folder.restore(LATER)
-    stop = threading.Event()
-    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
-    thread.start()
-    try:
+    with watched(folder):
         number = 0
 
         def told(count: int) -> Callable[[list[UploadMessage]], bool]:
@@ -220,9 +219,6 @@ def test_folder_that_never_settles_again_is_told_again(
         for count in (1, 2):
             agent.until(told(count))
             agent.until(lambda seen: isinstance(seen[-1], Uploaded) and seen[-1].upload is not None)
-    finally:
-        stop.set()
-        thread.join(30)
 
 
 def test_only_the_pod_of_rank_0_tells_and_a_last_upload_that_fails_is_told(

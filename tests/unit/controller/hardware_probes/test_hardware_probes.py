@@ -276,17 +276,19 @@ def test_pod_that_others_deleted_gives_way_and_is_told() -> None:
     assert (operator.count("gave_way"), operator.ends, len(operator.events)) == (tries, tries + 1, 1)
 
 
-def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes() -> None:
-    """Fixed bug: what ``dljob probe --structures`` had fitted to the former times remained beside the new ones."""
+def measured() -> tuple[Operator, dict[str, Any]]:
+    """Return an operator that has measured a node, and a copy of the profile."""
     operator = Operator("n0")
     operator.upgrade("n0", "6.1.0", "550.1")
     operator.look()
     operator.end(MEASURE.to_json())
     operator.look()
     former = copy.deepcopy(operator.profiles[0])
-    link = {"latencySeconds": 1e-4, "bandwidthBytesPerSecond": 1e9}
-    more = {"regression": {"networks": 24}, "networkLink": link, "serialFraction": 0.1}
-    former["status"]["hardware"] |= more
+    return operator, former
+
+
+def measure_again(operator: Operator, former: dict[str, Any]) -> None:
+    """Store ``former`` in place of the profile, and measure the node again after a new kernel."""
     operator.api._store(PROFILE, former)
     operator.cache.put(PROFILE, former | {"metadata": former["metadata"] | {"resourceVersion": "99"}})
     operator.upgrade("n0", "6.9.0")
@@ -294,6 +296,15 @@ def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes(
     assert len(operator.look()) == 1
     operator.end(MEASURE.to_json())
     operator.look()
+
+
+def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes() -> None:
+    """Fixed bug: what ``dljob probe --structures`` had fitted to the former times remained beside the new ones."""
+    operator, former = measured()
+    link = {"latencySeconds": 1e-4, "bandwidthBytesPerSecond": 1e9}
+    more = {"regression": {"networks": 24}, "networkLink": link, "serialFraction": 0.1}
+    former["status"]["hardware"] |= more
+    measure_again(operator, former)
     found = operator.profiles[0]["status"]["hardware"]
     assert found["kernel"] == "6.9.0"
     assert found["networkLink"] == {**link, "measured": former["status"]["updated"]}, "not measured now"
@@ -302,19 +313,8 @@ def test_new_measurement_replaces_the_former_one_but_not_the_link_between_nodes(
 
 def test_stored_link_that_is_not_valid_goes_with_the_next_measurement() -> None:
     """Fixed bug: the operator kept it, so that the new measurement was as useless as the former one."""
-    operator = Operator("n0")
-    operator.upgrade("n0", "6.1.0", "550.1")
-    operator.look()
-    operator.end(MEASURE.to_json())
-    operator.look()
-    former = copy.deepcopy(operator.profiles[0])
+    operator, former = measured()
     former["status"]["hardware"]["networkLink"] = {"latencySeconds": 0, "bandwidthBytesPerSecond": 1e9}
-    operator.api._store(PROFILE, former)
-    operator.cache.put(PROFILE, former | {"metadata": former["metadata"] | {"resourceVersion": "99"}})
-    operator.upgrade("n0", "6.9.0")
-    operator.now += timedelta(seconds=RETRY_S)
-    assert len(operator.look()) == 1
-    operator.end(MEASURE.to_json())
-    operator.look()
+    measure_again(operator, former)
     assert "networkLink" not in operator.profiles[0]["status"]["hardware"]
     assert learned_by_model(operator.profiles, "team-a")["hardware", "cpu"].hardware is not None
