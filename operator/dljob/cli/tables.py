@@ -21,10 +21,9 @@ BASIS = {
     "probe": "measured hardware (dljob probe); later plans use the measurements of the first run",
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
-BASIS_OF_PARTS = {
+BASIS_OF_PARTS = BASIS | {
     "catalogue": "data sheets; later plans use the step of the first run with this strategy",
     "probe": "measured hardware (dljob probe); later plans use the step of the first run with this strategy",
-    "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 
 

@@ -10,7 +10,6 @@ Only the nearest measured run counts. On CPUs, its ranks have as many cores, and
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, hypot, log, sqrt
-from typing import Literal
 
 from dljob.calibrate.learned import SplitPoint
 from dljob.perf.step.step import SPREAD
@@ -22,17 +21,6 @@ LENGTH = 4.0
 """Distance at which the correlation of two errors is 1 / e. Twice as many ranks have a correlation of 0.84."""
 LARGEST_RATIO = 20.0
 """Ratios of measured and predicted steps beyond this factor, or its inverse, are not used: nothing explains them."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A candidate plan, for comparison with measured runs. ``samples``: as ``SplitPoint.samples``."""
-
-    strategy: Literal["Sharded", "Pipeline", "Tensor"]
-    nodes: int
-    samples: float
-    micro_batches: int
-    replicas: int
 
 
 @dataclass(frozen=True)
@@ -56,19 +44,22 @@ class Correction:
         return exp(gain * self.log_ratio), min(spread, hypot(left, noise))
 
 
-def correction(part: Part, run: Run, predicted_s: Callable[[SplitPoint, Part], float | None]) -> Correction | None:
+def correction(
+    part: Part, candidate: SplitPoint, predicted_s: Callable[[SplitPoint, Part], float | None]
+) -> Correction | None:
     """Return what the nearest measured run of the strategy says; None without any.
 
-    ``part``: the nodes and ranks of the candidate. ``predicted_s``: the predicted seconds of a measured run's step on
-    its nodes and ranks, without input and without a correction; None if it cannot be predicted.
+    ``part``: the nodes and ranks of the candidate. ``candidate``: its predicted step. ``predicted_s``: the predicted
+    seconds of a measured run's step on its nodes and ranks, without input and without a correction; None if it cannot
+    be predicted.
     """
     option = part.option
     if option.learned is None or not option.learned.split_steps:
         return None
     known = [
-        (_distance(option, run, each), each)
+        (_distance(candidate, each), each)
         for each in option.learned.split_steps
-        if each.strategy == run.strategy and (option.pool.is_gpu or _same_cores(option, each))
+        if each.strategy == candidate.strategy and (option.pool.is_gpu or _same_cores(option, each))
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
         place = nearest.place
@@ -88,12 +79,12 @@ def _same_cores(option: Option, point: SplitPoint) -> bool:
     return point.place.cores == max(1, int(option.cores)) and shared == option.machine_nodes
 
 
-def _distance(option: Option, run: Run, point: SplitPoint) -> float:
+def _distance(one: SplitPoint, other: SplitPoint) -> float:
     pairs = (
-        (run.nodes * option.ranks_per_node, point.place.devices),
-        (option.ranks_per_node, point.place.node_devices),
-        (run.samples, point.samples),
-        (run.micro_batches, point.micro_batches),
-        (run.replicas, point.replicas),
+        (one.place.devices, other.place.devices),
+        (one.place.node_devices, other.place.node_devices),
+        (one.samples, other.samples),
+        (one.micro_batches, other.micro_batches),
+        (one.replicas, other.replicas),
     )
-    return sum(abs(log(one / other)) for one, other in pairs)
+    return sum(abs(log(a / b)) for a, b in pairs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
 
 from dlcontract import COLLECTIVES, replica_batches
-from dljob.calibrate.learned import SplitPoint
+from dljob.calibrate.learned import Place, SplitPoint
 from dljob.perf.resources import energy
 from dljob.perf.step import model_split as split
 from dljob.perf.step.communication import Link, allreduce_s
@@ -25,7 +25,7 @@ from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
-from dljob.planner.candidates.strategies.measured_steps import Correction, Run, correction
+from dljob.planner.candidates.strategies.measured_steps import Correction, correction
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.candidates.strategies.split_memory import host_room_nbytes, split_memory
 from dljob.planner.types import Choice, Group, Prediction, Refusal, Request
@@ -84,10 +84,11 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         why = f"does not fit: a pod needs {gibibytes(host)} of main memory{purpose}, but can have {gibibytes(room)}"
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     step = _step(candidate, batch, model, request.bucket_nbytes)
-    run = Run(
+    predicted = SplitPoint(
         candidate.strategy,
-        part.nodes,
-        request.global_batch / candidate.replicas / candidate.micro_batches,
+        Place(part.nodes, option.ranks_per_node),
+        request.global_batch,
+        step_s_of(part, step),
         candidate.micro_batches,
         candidate.replicas,
     )
@@ -102,7 +103,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         except ValueError:  # The model has changed.
             return None
 
-    found = correction(part, run, predicted_s)
+    found = correction(part, predicted, predicted_s)
     return prediction_of(part, step, request, model.workload, batch, held, host, found=found)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from dljob.calibrate.learned import SplitPoint
+from dljob.calibrate.learned import Place, SplitPoint
 from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import zero
@@ -22,7 +22,7 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
-from dljob.planner.candidates.strategies.measured_steps import Run, correction
+from dljob.planner.candidates.strategies.measured_steps import correction
 from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of, step_s_of
 from dljob.planner.types import Prediction, Request
 from dljob.planner.types.texts import rate
@@ -109,15 +109,15 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
     host = host_nbytes(found, request, workload, samples, held)
     writers = n if found.stage == 3 else 1
-    known = None
+    known, step = None, _step(found, request.global_batch, workload)
     if found.stage == 3:
 
         def predicted_s(point: SplitPoint, on: Part) -> float:
             return step_s_of(on, _step(ZeroCandidate(on, 3, point.micro_batches), point.batch, workload))
 
-        run = Run("Sharded", part.nodes, request.global_batch / n / k, k, 1)
-        known = correction(part, run, predicted_s)
-    step = _step(found, request.global_batch, workload)
+        place = Place(part.nodes, option.ranks_per_node)
+        predicted = SplitPoint("Sharded", place, request.global_batch, step_s_of(part, step), k)
+        known = correction(part, predicted, predicted_s)
     return prediction_of(part, step, request, workload, local, held, host, writers, known)
 
 
