@@ -265,8 +265,8 @@ class Coordinator:
         await self._until(lambda: self.job.prepared >= set(plan.pods) or attempt.troubled)
         if attempt.troubled:
             return attempt
+        await self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
         attempt.started_s = attempt.shrunk_s = attempt.launched_s = time.monotonic()  # Copies may have taken minutes.
-        self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
         self.job.ledger.mark_start(launched_unix_s=time.time())
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.LAUNCHING)

@@ -28,6 +28,8 @@ PARTS_S = 10.0
 
 Without a shared volume, this pod sees only its own folder."""
 POLL_S = 1.0
+FIRST_SCAN_S = 10.0
+"""Maximum time in seconds that a launch waits for the first scan of the folder."""
 _BUSY_PART = 0.1
 """Largest part of the time in which the folder is scanned. A scan of many files on a network volume is slow."""
 _OF_SIZE = frozenset(
@@ -77,47 +79,54 @@ class CheckpointFolder:
         self._changed_s: float | None = None
         self._next_s = 0.0
         self._settle_s = SETTLE_S
-        self._scans = False
+        self._scan_task: asyncio.Task[None] | None = None
 
-    def watch(self, plan: Plan | None) -> None:
-        """Watch the folder of ``plan`` from now on; None: watch no folder. Forget earlier changes."""
+    async def watch(self, plan: Plan | None) -> None:
+        """Watch the folder of ``plan`` from now on; None: watch no folder. Forget earlier changes.
+
+        Return when the present content of the folder is known, or after ``FIRST_SCAN_S`` seconds. What ranks
+        write after that is a change. If the folder is slower, its content at the end of the first scan counts as old.
+        """
         self._folder = None if plan is None else job_directory(plan)
         self._settle_s = SETTLE_S if plan is None or plan.checkpoint.uri is None else SETTLE_S + PARTS_S
         self._seen, self._changed_s, self._next_s = None, None, 0.0
+        if self._folder is not None:
+            await asyncio.wait({self._start_scan(self._folder)}, timeout=FIRST_SCAN_S)
 
     def tick(self) -> None:
         """Start a scan of the folder in a thread, unless the last one has not ended or is too recent."""
-        if self._folder is not None and not self._scans and time.monotonic() >= self._next_s:
-            self._scans = True
-            self._tasks.spawn(self._scan(self._folder))
+        busy = self._scan_task is not None and not self._scan_task.done()
+        if self._folder is not None and not busy and time.monotonic() >= self._next_s:
+            self._start_scan(self._folder)
 
     def changed_since(self, start_s: float) -> bool:
         """Return True if the script has changed the folder after ``start_s``, in seconds of the monotonic clock."""
         return self._changed_s is not None and self._changed_s > start_s
 
     def settled_since(self, start_s: float) -> bool:
-        """Return True if the script has probably written a whole checkpoint after ``start_s``.
+        """Return True if the script has probably completed a checkpoint after ``start_s``.
 
-        This is so if the folder has changed after ``start_s`` (seconds of the monotonic clock) and then stayed
-        unchanged for ``SETTLE_S`` seconds (with an object store, until other pods had ``PARTS_S`` seconds for their
-        parts), or if it has changed and ``RESTLESS_S`` seconds have passed since
-        ``start_s``.
+        A checkpoint is complete if the folder has changed and then stayed unchanged for ``SETTLE_S`` seconds (with an
+        object store, until other pods had ``PARTS_S`` seconds for their parts). This time must end after ``start_s``
+        (seconds of the monotonic clock). A folder that changes all the time counts as complete ``RESTLESS_S`` seconds
+        after ``start_s``.
         """
-        if self._changed_s is None or self._changed_s <= start_s:
+        if self._changed_s is None or self._changed_s + self._settle_s <= start_s:
             return False
         now_s = time.monotonic()
         return now_s - self._changed_s >= self._settle_s or now_s - start_s >= RESTLESS_S
 
+    def _start_scan(self, folder: Path) -> asyncio.Task[None]:
+        self._scan_task = self._tasks.spawn(self._scan(folder))
+        return self._scan_task
+
     async def _scan(self, folder: Path) -> None:
-        begin_s, before = time.monotonic(), self._seen
-        try:
-            found = await asyncio.to_thread(scan, folder)
-        finally:
-            self._scans = False
+        begin_s, before, own_task = time.monotonic(), self._seen, asyncio.current_task()
+        found = await asyncio.to_thread(scan, folder)
+        if self._scan_task is not own_task or folder != self._folder:
+            return  # Another launch has begun meanwhile.
         end_s = time.monotonic()
         self._next_s = end_s + max(POLL_S, (end_s - begin_s) / _BUSY_PART)
-        if self._seen is not before or folder != self._folder:
-            return  # Another launch has begun meanwhile.
         self._seen = {path: state for path, state in without_logs(found).items() if not is_own_file(path)}
         if before is not None and self._seen != before:
             self._changed_s = end_s
