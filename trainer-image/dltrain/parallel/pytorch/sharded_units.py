@@ -9,12 +9,14 @@ of the parameters, and sums gradients, in float32.
 
 import warnings
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_map_only
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
 from dltrain.models.sharding_units import units_of
@@ -55,6 +57,8 @@ def shard(
         unit.set_reduce_scatter_unused_params(True)  # a layer may be without gradients on some ranks only
         unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
+    if dtype is not None:
+        _compute_in(dtype, model, mesh.device_type)
     return units
 
 
@@ -69,6 +73,40 @@ def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | No
     if dtype is None or any(isinstance(module, _NormBase) for module in own):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def _compute_in(dtype: torch.dtype, model: nn.Module, device_type: str) -> None:
+    """Let every forward pass of ``model`` run under autocast to ``dtype``, also outside of the script's autocast.
+
+    A float32 buffer, or a unit with BatchNorm, lets layers with gathered parameters in 16 bits get inputs in float32,
+    which torch refuses without autocast. Evaluations often run without it. Their outputs are float32, as with other
+    strategies.
+    """
+    run = model.forward
+
+    @wraps(run)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, dtype):
+            outputs = run(*args, **kwargs)
+        if torch.is_autocast_enabled(device_type):
+            return outputs
+        return tree_map_only(Tensor, lambda each: each.float() if each.dtype == dtype else each, outputs)
+
+    model.forward = forward
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+            module.register_forward_pre_hook(_cast_input)
+
+
+def _cast_input(norm: nn.Module, inputs: Any) -> Any:
+    """Convert the input of a norm to the type of its 16-bit weight. Autocast does this on GPUs, but not on CPUs.
+
+    This is a forward pre-hook.
+    """
+    weight, given = norm.weight, inputs[0] if inputs else None
+    if not isinstance(weight, Tensor) or not isinstance(given, Tensor) or given.device.type != "cpu":
+        return None
+    return (given.to(weight.dtype), *inputs[1:]) if given.dtype == torch.float32 else None
 
 
 def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:
