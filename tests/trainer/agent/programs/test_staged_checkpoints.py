@@ -63,7 +63,9 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
     # Rank 1 might still begin to write, so that the first commit comes later.
     two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text(), 120)
     uploads = two.until(lambda r: r.uploads is not None and r.uploads.last is not None).uploads
-    assert uploads is not None and uploads.last is not None and uploads.last.step == 3
+    assert uploads is not None and uploads.last is not None and uploads.last.step in (3, 4), (
+        "reported just before and after"
+    )
     assert (uploads.count, uploads.last.name, uploads.last.files) == (1, "checkpoint", 2)
     assert uploads.last.nbytes == uploads.nbytes > 4 * 256
     committed = uploads.last.path
