@@ -56,6 +56,18 @@ class Encoder(nn.Module):
         return out
 
 
+class Times(nn.Module):
+    """Computes high frequencies of its input, such as an embedding of continuous times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.leave((1000 * x).sin())
+        return out
+
+
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -64,12 +76,14 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # Outputs are views, but nothing changes them in place.
-@pytest.mark.parametrize("kind", [Positions, Stem, Encoder])
+@pytest.mark.parametrize("kind", [Positions, Stem, Encoder, Times])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_models_with_float32_buffers_train_and_are_evaluated_in_16_bits(
     kind: type[nn.Module], dtype: torch.dtype, mesh: DeviceMesh
 ) -> None:
-    """Fixed bug: a LayerNorm after a float32 buffer ended the script, and so did evaluations without autocast."""
+    """Fixed bugs: a LayerNorm after a float32 buffer ended the script, and so did evaluations without autocast. The
+    inputs of the model were rounded, which autocast does not do.
+    """
     torch.manual_seed(0)
     model, x = kind(), torch.randn(6, LENGTH, WIDTH)
     model(x)  # BatchNorm then has statistics.

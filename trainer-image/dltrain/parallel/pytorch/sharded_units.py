@@ -66,13 +66,14 @@ def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | No
     """Return in which types ranks gather a unit and sum its gradients.
 
     BatchNorm needs parameters of the type of its statistics. ``units``: all units, last the model, which has the rest.
+    The inputs of the model stay as they are, as under autocast: a time or a position may need all its digits.
     """
     others = units[:-1] if unit is units[-1] else ()
     inner = {id(module) for other in others for module in other.modules()}
     own = (module for module in unit.modules() if id(module) not in inner)
     if dtype is None or any(isinstance(module, _NormBase) for module in own):
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=unit is not units[-1])
 
 
 def _compute_in(dtype: torch.dtype, model: nn.Module, device_type: str) -> None:
@@ -94,7 +95,7 @@ def _compute_in(dtype: torch.dtype, model: nn.Module, device_type: str) -> None:
 
     model.forward = forward
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
             module.register_forward_pre_hook(_cast_input)
 
 
