@@ -23,7 +23,6 @@ from torch import nn  # noqa: E402
 
 from dltrain.models import InputShape, build  # noqa: E402
 from dltrain.models.pass_costs import Input  # noqa: E402
-from dltrain.models.sharding_units import largest_unit  # noqa: E402
 from dltrain.profile import load, main, profile  # noqa: E402
 
 PRODUCTS = ("conv", "linear", "attention")
@@ -162,12 +161,6 @@ def test_largest_unit_is_a_layer_or_the_rest_of_the_model(frozen: bool) -> None:
         hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
         assert hints is not None and hints.largest_unit_parameters == found.largest_unit == expected
     assert profile(nn.Linear(3, 3), [Input((3,))]).largest_unit is None, "ranks gather all at once"
-
-
-def test_large_model_without_a_list_is_one_unit() -> None:
-    """Fixed bug: no hint was printed, so that plans assumed a quarter of the parameters that ranks gather at once."""
-    assert largest_unit(nn.Linear(4096, 4096, device="meta")) == 4096 * 4097
-    assert largest_unit(nn.Linear(4096, 4000, device="meta")) is None
 
 
 def test_only_parameters_that_are_trained_count_as_the_largest() -> None:

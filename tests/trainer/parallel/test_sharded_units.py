@@ -1,4 +1,4 @@
-"""Tests of the units of strategy Sharded in 16 bits, in one process."""
+"""Tests of the units of strategy Sharded, in one process."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dltrain.models.sharding_units import largest_unit
 from dltrain.parallel.pytorch.sharded_units import UnitCommunication, shard
 
 WIDTH, LENGTH = 8, 5
@@ -99,3 +100,9 @@ def test_models_with_float32_buffers_train_and_are_evaluated_in_16_bits(
             out.float().sum().backward()
     assert not torch.is_autocast_enabled("cpu")
     assert all(p.dtype == torch.float32 and p.grad is not None for p in model.parameters())
+
+
+def test_large_model_without_a_list_is_one_unit() -> None:
+    """Fixed bug: no hint was printed, so that plans assumed a quarter of the parameters that ranks gather at once."""
+    assert largest_unit(nn.Linear(4096, 4096, device="meta")) == 4096 * 4097
+    assert largest_unit(nn.Linear(4096, 4000, device="meta")) is None
