@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from dltrain.models.sharding_units import largest_unit
 from dltrain.parallel.pytorch.sharded_units import UnitCommunication, shard
@@ -100,6 +101,23 @@ def test_models_with_float32_buffers_train_and_are_evaluated_in_16_bits(
             out.float().sum().backward()
     assert not torch.is_autocast_enabled("cpu")
     assert all(p.dtype == torch.float32 and p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # The root returns a view.
+def test_outputs_of_units_can_change_in_place(mesh: DeviceMesh) -> None:
+    """Fixed bug: the output of Linear for inputs of 3 dimensions is a view. Its change in place dropped the hook that
+    gathers the unit in the backward pass, which ended with an error of torch about a storage of size 0.
+    """
+    torch.manual_seed(0)
+    layers = [[nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)] for _ in range(3)]
+    model, x = nn.Sequential(*(layer for pair in layers for layer in pair)), torch.randn(6, LENGTH, WIDTH)
+    model(x).square().mean().backward()
+    exact = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    shard(model, mesh, UnitCommunication(), 64, None)
+    model(x).square().mean().backward()
+    for parameter, gradient in zip(model.parameters(), exact, strict=True):
+        assert isinstance(parameter.grad, DTensor) and torch.allclose(parameter.grad.to_local(), gradient)
 
 
 def test_large_model_without_a_list_is_one_unit() -> None:

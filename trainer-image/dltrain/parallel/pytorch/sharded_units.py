@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
 from dltrain.models.sharding_units import LARGE_NBYTES, units_of
@@ -57,6 +57,8 @@ def shard(
         unit.set_reduce_scatter_unused_params(True)  # a layer may be without gradients on some ranks only
         unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
+    for unit in units[:-1]:
+        unit.register_forward_hook(_copy_views, prepend=True)  # before that of fully_shard
     if dtype is not None:
         _compute_in(dtype, model, mesh.device_type)
     return units
@@ -74,6 +76,20 @@ def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | No
     if dtype is None or any(isinstance(module, _NormBase) for module in own):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=unit is not units[-1])
+
+
+def _copy_views(unit: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Copy outputs that are views, such as those of ``nn.Linear`` for inputs of three dimensions. A forward hook.
+
+    If the next layer changes a view in place, such as ``nn.ReLU(inplace=True)``, the hooks of fully_shard are lost.
+    """
+
+    def is_view(each: Any) -> bool:
+        return isinstance(each, Tensor) and each.requires_grad and each._base is not None
+
+    if not any(map(is_view, tree_leaves(outputs))):
+        return None
+    return tree_map(lambda each: each.clone() if is_view(each) else each, outputs)
 
 
 def _compute_in(dtype: torch.dtype, model: nn.Module, device_type: str) -> None:
