@@ -57,7 +57,6 @@ def shard(
         unit.set_reduce_scatter_unused_params(True)  # a layer may be without gradients on some ranks only
         unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
-    for unit in units[:-1]:
         unit.register_forward_hook(_copy_views, prepend=True)  # before that of fully_shard
     if dtype is not None:
         _compute_in(dtype, model, mesh.device_type)
@@ -81,7 +80,8 @@ def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | No
 def _copy_views(unit: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Copy outputs that are views, such as those of ``nn.Linear`` for inputs of three dimensions. A forward hook.
 
-    If the next layer changes a view in place, such as ``nn.ReLU(inplace=True)``, the hooks of fully_shard are lost.
+    If the next layer or the script changes a view in place, such as ``nn.ReLU(inplace=True)``, fully_shard's hook is
+    lost, and so is that of ``FullyShardedParallel``.
     """
 
     def is_view(each: Any) -> bool:
