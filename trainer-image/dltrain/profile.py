@@ -44,8 +44,8 @@ class Profile:
     frozen_nbytes: int = 0
     """Bytes of the parameters that are not trained."""
     largest_unit: int | None = None
-    """Parameters of the largest module that ranks gather with strategy Sharded; None for a model without layers in a
-    list, whose ranks gather all parameters at once."""
+    """Parameters of the largest module that ranks gather with strategy Sharded; None for a small model without layers
+    in a list, whose ranks gather all parameters at once."""
     pairs: PairsProfile | None = None
     """None if the model says nothing about pairs, or has a pair that cannot be split."""
 

@@ -221,6 +221,29 @@ def test_folder_that_never_settles_again_is_told_again(
             agent.until(lambda seen: isinstance(seen[-1], Uploaded) and seen[-1].upload is not None)
 
 
+def test_checkpoint_that_is_written_while_the_store_fails_does_not_hide_the_failure(
+    folder: StagedFolder, agent: Agent, store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed bug: the status said that the folder changes all the time, and advised to write logs elsewhere."""
+    for name, value in (("POLL_S", 0.01), ("SETTLE_S", 0.05), ("UNSETTLED_S", 0.05)):
+        monkeypatch.setattr(watching, name, value)
+    scans, scan = list[Path](), watching.scan
+    monkeypatch.setattr(watching, "scan", lambda path: scans.append(path) or scan(path))
+    folder.restore(LATER)
+    store.refuse("PutObject", 403, "AccessDenied", key="data/")
+    with watched(folder):
+        write(folder, "a.bin", "one")
+        agent.until(lambda seen: any(isinstance(each, NotUploaded) for each in seen))
+        failed_s = time.monotonic()
+        agent.until(lambda _: time.monotonic() > failed_s + 0.1)
+        write(folder, "b.bin", "two")
+        count = len(scans)
+        agent.until(lambda _: len(scans) > count + 2)
+        store.allow_all()
+    agent.messages()
+    assert reasons.FOLDER_CHANGES not in [getattr(each, "reason", None) for each in agent.seen]
+
+
 def test_only_the_pod_of_rank_0_tells_and_a_last_upload_that_fails_is_told(
     tmp_path: Path, store: Server, agent: Agent
 ) -> None:

@@ -1,5 +1,6 @@
 """Tests of dljob's sitecustomize beside those of the image and of the job."""
 
+import ast
 import os
 from pathlib import Path
 
@@ -54,3 +55,12 @@ def test_older_python_still_runs_its_sitecustomize(tmp_path: Path) -> None:
     code = f"import sys\nsys.argv[1:] = [{str(STARTUP / 'sitecustomize.py')!r}]\nsys.path.append({str(tmp_path)!r})\n"
     ended = python(code + OLDER, None, fresh=True, PYTHONPATH="")
     assert (ended.stdout, ended.stderr) == ("True False\n", "")
+
+
+def test_python_2_can_parse_it() -> None:
+    """Fixed bug: each Python 2 of a rank wrote that the import of sitecustomize failed."""
+    newer = (ast.Starred, ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Nonlocal, ast.YieldFrom, ast.arg)
+    tree = ast.parse((STARTUP / "sitecustomize.py").read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, newer)]
+    assert [node for node in found if not isinstance(node, ast.arg) or node.annotation is not None] == []
+    assert not any(node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))

@@ -366,7 +366,7 @@ def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda
                 failing_s = failing_s or now_s
                 if time.monotonic() - failing_s > GIVE_UP_S:
                     raise
-                again_s = time.monotonic() + AGAIN_S
+                settled_s = again_s = time.monotonic() + AGAIN_S
                 found = str(error.strerror or error)
                 tell(f"cannot upload the checkpoints ({found}); trying again in {AGAIN_S:g} s")
                 folder.notices.upload_failed(folder.log.store.uri, found, TRIES_AGAIN)

@@ -173,6 +173,15 @@ class RankReporter:
             return  # closed
 
 
+def _let_forks_end() -> None:
+    """Let SIGTERM end this fork of a rank, such as a process of a ``multiprocessing.Pool``, which is no rank."""
+    if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is RankReporter._terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_let_forks_end)
+
+
 def describe(message: RankMessage) -> str:
     """Return a line for the log that describes ``message``, or an empty string if only the agent needs the message."""
     match message:

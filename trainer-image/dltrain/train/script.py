@@ -22,7 +22,8 @@ _INTERRUPTED = 128 + signal.SIGINT
 class _Script:
     """Handle the end of a user's script: report an uncaught exception, and end the run when the interpreter exits.
 
-    ``trainer``: the script's trainer, once it exists.
+    A process that the script forks is not the rank, so that its end is its own. ``trainer``: the script's trainer, once
+    it exists.
     """
 
     made = False
@@ -30,10 +31,14 @@ class _Script:
     def __init__(self, reporter: RankReporter) -> None:
         self.reporter = reporter
         self.trainer: Trainer | None = None
+        self._pid, self._hook_before = os.getpid(), sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self._at_exit)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != self._pid:
+            self._hook_before(kind, error, trace)
+            return
         if kind is KeyboardInterrupt:
             trainer = self.trainer
             at = f" at {_reached(trainer)}" if trainer is not None and trainer.step else ""
@@ -48,7 +53,7 @@ class _Script:
 
     def _at_exit(self) -> None:
         trainer = self.trainer
-        if trainer is None:
+        if trainer is None or os.getpid() != self._pid:
             return
         if trainer.stopped:
             session.end(trainer)

@@ -72,7 +72,27 @@ def test_checkpoint_counts_if_it_settles_after_all_pods_are_back(
         await scanned(folder)
         complete_s = clock.now_s + back_s
         clock.now_s += SETTLE_S + 1.0
+        await scanned(folder)
         assert folder.settled_since(complete_s) == counts
+
+    asyncio.run(run())
+
+
+def test_checkpoint_counts_only_after_a_scan_has_found_it_unchanged(plan: Plan, clock: Clock) -> None:
+    """Fixed bug: in a folder whose scans are slow, and therefore rare, a checkpoint counted while it was written."""
+
+    async def run() -> None:
+        folder = CheckpointFolder()
+        await folder.watch(plan)
+        for number in range(2):
+            (job_directory(plan) / "step").write_text("1" * number)
+            clock.now_s += SETTLE_S + 1.0
+            assert not folder.settled_since(1000.0)
+            await scanned(folder)
+            assert folder.changed_since(1000.0) and not folder.settled_since(1000.0)
+        clock.now_s += SETTLE_S + 1.0
+        await scanned(folder)
+        assert folder.settled_since(1000.0)
 
     asyncio.run(run())
 

@@ -8,6 +8,7 @@ a checkpoint.
 import asyncio
 import time
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 
 from dlcontract import Failure, Plan, RefusedSize, reasons
@@ -77,6 +78,8 @@ class CheckpointFolder:
         self._folder: Path | None = None
         self._seen: dict[str, Seen] | None = None
         self._changed_s: float | None = None
+        self._unchanged_s = -inf
+        """Time at which the last scan that found no change began."""
         self._next_s = 0.0
         self._settle_s = SETTLE_S
         self._scan_task: asyncio.Task[None] | None = None
@@ -106,15 +109,14 @@ class CheckpointFolder:
     def settled_since(self, start_s: float) -> bool:
         """Return True if the script has probably completed a checkpoint after ``start_s``.
 
-        A checkpoint is complete if the folder has changed and then stayed unchanged for ``SETTLE_S`` seconds (with an
-        object store, until other pods had ``PARTS_S`` seconds for their parts). This time must end after ``start_s``
-        (seconds of the monotonic clock). A folder that changes all the time counts as complete ``RESTLESS_S`` seconds
-        after ``start_s``.
+        A checkpoint is complete if the folder has changed, and a scan has found it unchanged ``SETTLE_S`` seconds later
+        (with an object store, when other pods had ``PARTS_S`` seconds for their parts). This time must end after
+        ``start_s`` (seconds of the monotonic clock). A folder that changes all the time counts as complete
+        ``RESTLESS_S`` seconds after ``start_s``.
         """
-        if self._changed_s is None or self._changed_s + self._settle_s <= start_s:
+        if self._changed_s is None or (settled_s := self._changed_s + self._settle_s) <= start_s:
             return False
-        now_s = time.monotonic()
-        return now_s - self._changed_s >= self._settle_s or now_s - start_s >= RESTLESS_S
+        return self._unchanged_s >= settled_s or time.monotonic() - start_s >= RESTLESS_S
 
     def _start_scan(self, folder: Path) -> asyncio.Task[None]:
         self._scan_task = self._tasks.spawn(self._scan(folder))
@@ -130,3 +132,5 @@ class CheckpointFolder:
         self._seen = {path: state for path, state in without_logs(found).items() if not is_own_file(path)}
         if before is not None and self._seen != before:
             self._changed_s = end_s
+        elif before is not None:
+            self._unchanged_s = begin_s

@@ -9,20 +9,22 @@ of the parameters, and sums gradients, in float32.
 
 import warnings
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
-from dltrain.models.sharding_units import units_of
+from dltrain.models.sharding_units import LARGE_NBYTES, units_of
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.timing.stopwatch import Lap, reading
 
-WARN_NBYTES, MAX_PART = 2**26, 0.5
-"""Ranks warn if a model with at least so many bytes of parameters has a unit with more than this part of them."""
+MAX_PART = 0.5
+"""Ranks warn if a model of at least ``LARGE_NBYTES`` has a unit with more than this part of its parameters."""
 
 
 def shard(
@@ -55,6 +57,9 @@ def shard(
         unit.set_reduce_scatter_unused_params(True)  # a layer may be without gradients on some ranks only
         unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
+        unit.register_forward_hook(_copy_views, prepend=True)  # before that of fully_shard
+    if dtype is not None:
+        _compute_in(dtype, model, mesh.device_type)
     return units
 
 
@@ -62,13 +67,63 @@ def _policy(unit: nn.Module, units: Sequence[nn.Module], dtype: torch.dtype | No
     """Return in which types ranks gather a unit and sum its gradients.
 
     BatchNorm needs parameters of the type of its statistics. ``units``: all units, last the model, which has the rest.
+    The inputs of the model stay as they are, as under autocast: a time or a position may need all its digits.
     """
     others = units[:-1] if unit is units[-1] else ()
     inner = {id(module) for other in others for module in other.modules()}
     own = (module for module in unit.modules() if id(module) not in inner)
     if dtype is None or any(isinstance(module, _NormBase) for module in own):
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=unit is not units[-1])
+
+
+def _copy_views(unit: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Copy outputs that are views, such as those of ``nn.Linear`` for inputs of three dimensions. A forward hook.
+
+    If the next layer or the script changes a view in place, such as ``nn.ReLU(inplace=True)``, fully_shard's hook is
+    lost, and so is that of ``FullyShardedParallel``.
+    """
+
+    def is_view(each: Any) -> bool:
+        return isinstance(each, Tensor) and each.requires_grad and each._base is not None
+
+    if not any(map(is_view, tree_leaves(outputs))):
+        return None
+    return tree_map(lambda each: each.clone() if is_view(each) else each, outputs)
+
+
+def _compute_in(dtype: torch.dtype, model: nn.Module, device_type: str) -> None:
+    """Let every forward pass of ``model`` run under autocast to ``dtype``, also outside of the script's autocast.
+
+    A float32 buffer, or a unit with BatchNorm, lets layers with gathered parameters in 16 bits get inputs in float32,
+    which torch refuses without autocast. Evaluations often run without it. Their outputs are float32, as with other
+    strategies.
+    """
+    run = model.forward
+
+    @wraps(run)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, dtype):
+            outputs = run(*args, **kwargs)
+        if torch.is_autocast_enabled(device_type):
+            return outputs
+        return tree_map_only(Tensor, lambda each: each.float() if each.dtype == dtype else each, outputs)
+
+    model.forward = forward
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
+            module.register_forward_pre_hook(_cast_input)
+
+
+def _cast_input(norm: nn.Module, inputs: Any) -> Any:
+    """Convert the input of a norm to the type of its 16-bit weight. Autocast does this on GPUs, but not on CPUs.
+
+    This is a forward pre-hook.
+    """
+    weight, given = norm.weight, inputs[0] if inputs else None
+    if not isinstance(weight, Tensor) or not isinstance(given, Tensor) or given.device.type != "cpu":
+        return None
+    return (given.to(weight.dtype), *inputs[1:]) if given.dtype == torch.float32 else None
 
 
 def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:
@@ -78,7 +133,7 @@ def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:
         [sum(p.nbytes for p in u.parameters()) for u in units[:-1]],
     )
     largest = max([total - sum(inner), *inner])
-    if total >= WARN_NBYTES and largest > MAX_PART * total and torch.distributed.get_rank() == 0:
+    if total >= LARGE_NBYTES and largest > MAX_PART * total and torch.distributed.get_rank() == 0:
         warnings.warn(
             f"t.wrap: model: found {100 * largest / total:.0f} % of the parameters in one unit of parallelism.strategy "
             f"Sharded; expected at most {100 * MAX_PART:.0f} %, because ranks gather a unit as a whole. Put the layers "

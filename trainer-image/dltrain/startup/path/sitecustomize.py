@@ -60,7 +60,7 @@ if sys.version_info >= (3, 5):  # noqa: UP036 - the Python of any image may read
     try:
         for _entry in list(sys.path):
             _next = importlib.machinery.PathFinder.find_spec("sitecustomize", [_entry])
-            if _next is None or _next.loader is None or os.path.abspath(_next.origin or "") in {_own, *_ran}:  # noqa: PTH100
+            if _next is None or _next.loader is None or os.path.abspath(_next.origin or "") in _ran.union([_own]):  # noqa: PTH100
                 continue
             _module = importlib.util.module_from_spec(_next)
             sys.modules["sitecustomize"] = _module
