@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.calibrate.learned import Learned, Place, SplitPoint
 from dljob.cluster import ClusterView
+from dljob.cluster.domains import Crossing, Topology
 from dljob.planner import Choice, Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.strategies.measured_steps import Correction
 from support.planner_questions import view
@@ -90,6 +91,45 @@ def test_a_run_on_nodes_of_one_machine_that_has_cores_for_all_is_found(machine: 
     point = ran(first, asked, 3.0)
     point = replace(point, place=replace(point.place, machine_nodes=2))
     assert chosen(asked, (point,), nodes).prediction.step_s > 2 * first.prediction.step_s
+
+
+def test_a_run_as_predicted_changes_no_prediction_across_zones() -> None:
+    """Regression: a run within a zone counted as one across zones, so that the slow network between them had no cost."""
+    zones = [{"cpu": 2, "memory": "16Gi", "zone": zone} for zone in "ab"]
+    asked = replace(request("Sharded"), topology=Topology(zones=Crossing(2e7, 5e-3)))
+    within, across = chosen(asked, cluster=view({**zones[0], "count": 2})), chosen(asked, cluster=view(*zones))
+    again = chosen(asked, (ran(within, asked, 1.0),), view(*zones))
+    assert across.prediction.step_s > 10 * within.prediction.step_s
+    assert again.prediction.step_s == pytest.approx(across.prediction.step_s)
+
+
+@pytest.mark.parametrize("there", [8, 1])
+def test_a_run_as_predicted_changes_no_prediction_with_other_ranks_on_a_node(there: int) -> None:
+    """Regression: its step was compared with the predicted speed of ranks with the candidate's neighbours."""
+    box = view({"count": 2, "cpu": 8, "memory": "64Gi"})
+    asked = replace(SCRIPT, threads_per_rank=1, flops_per_sample=6e7, nodes_max=2)
+
+    def fixed(nodes: int, ranks: int, steps: tuple[SplitPoint, ...] = ()) -> float:
+        return chosen(replace(asked, fixed=(FixedChoice("cpu", nodes, ranks),)), steps, box).prediction.step_s
+
+    point = ran(chosen(replace(asked, fixed=(FixedChoice("cpu", 1, there),)), cluster=box), asked, 1.0)
+    for nodes, ranks in ((1, 2), (2, 4), (2, 8), (2, 1)):
+        assert fixed(nodes, ranks, (point,)) == pytest.approx(fixed(nodes, ranks), rel=1e-6), (nodes, ranks)
+
+
+def test_a_slow_run_leads_to_no_plan_of_which_less_is_known() -> None:
+    """Regression: farther plans, which a run corrects less, seemed faster: after 2 nodes, the next plan had 16."""
+    name = "NVIDIA-A100-SXM4-80GB"
+    gpus = view({"count": 16, "device": name, "cpu": 16, "memory": "128Gi", "bandwidth": "3G"})
+    sizes = {"parameters": 3 * 10**8, "flops_per_sample": 6e11, "activation_nbytes_per_sample": 10**8}
+    asked = replace(SCRIPT, global_batch=256, total_steps=1000, precision="BF16", **sizes)
+    first = plan(asked, gpus, {})
+    assert isinstance(first, Decision), first
+    p, (group,) = first.chosen.prediction, first.chosen.groups
+    point = SplitPoint("Sharded", Place(group.nodes, 1, "Torch"), 256, 3 * (p.step_s - p.data_s))
+    again = plan(asked, gpus, {(asked.key("BF16"), name): Learned(split_steps=(point,))})
+    assert isinstance(again, Decision), again
+    assert again.chosen.summary == first.chosen.summary
 
 
 def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:

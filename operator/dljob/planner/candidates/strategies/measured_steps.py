@@ -18,7 +18,8 @@ from dljob.planner.candidates.node_layout import Layout, on_machine
 from dljob.planner.candidates.options import Option
 
 LENGTH = 4.0
-"""Distance at which the correlation of two errors is 1 / e. Twice as many ranks have a correlation of 0.84."""
+"""Distance at which the correlation of two errors is 1 / e. Twice as many ranks have a correlation of 0.84 with as many
+samples each, and of 0.71 if they divide the same batch."""
 LARGEST_RATIO = 20.0
 """Ratios of measured and predicted steps beyond this factor, or its inverse, are not used: nothing explains them."""
 
@@ -62,14 +63,37 @@ def correction(
         if each.strategy == candidate.strategy and (option.pool.is_gpu or _same_cores(option, each))
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
-        place = nearest.place
-        own = option
-        if place.node_devices != option.ranks_per_node:
-            own = replace(option, ranks_per_node=place.node_devices)
-        step_s = predicted_s(nearest, replace(part, option=own, nodes=place.nodes))
+        own = _as_measured(option, nearest.place.node_devices)
+        step_s = predicted_s(nearest, replace(part, option=own, nodes=nearest.place.nodes))
         if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
             return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations)
     return None
+
+
+def _as_measured(option: Option, ranks_per_node: int) -> Option:
+    """Return ``option`` with the speed and the network of a measured run with ``ranks_per_node`` ranks on each node.
+
+    Measured runs did not cross a border between racks or zones, and their ranks shared a node with others than those of
+    the candidate.
+    """
+    if option.pool.crossing is not None:
+        option = replace(option, pool=replace(option.pool, crossing=None))
+    if ranks_per_node == option.ranks_per_node or option.speed_of is None:
+        return option
+    found = option.speed_of(ranks_per_node)
+    chip = found.device
+    device = replace(
+        option.device, memory_bandwidth_Bps=chip.memory_bandwidth_Bps, peer_bandwidth_Bps=chip.peer_bandwidth_Bps
+    )
+    return replace(
+        option,
+        ranks_per_node=ranks_per_node,
+        device=device,
+        computing=found.computing,
+        slowdown=found.slowdown,
+        update_s=found.update_s,
+        update_once_s=found.update_once_s,
+    )
 
 
 def _same_cores(option: Option, point: SplitPoint) -> bool:
