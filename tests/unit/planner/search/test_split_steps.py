@@ -12,6 +12,8 @@ from dljob.calibrate.learned import Learned, Place, SplitPoint
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import Crossing, Topology
 from dljob.planner import Choice, Decision, FixedChoice, Request, plan
+from dljob.planner.candidates.recomputation import with_estimates
+from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.candidates.strategies.measured_steps import Correction
 from support.planner_questions import view
 
@@ -20,6 +22,11 @@ GPT = Request(job="j", global_batch=64, total_steps=10, model="gpt-mini", datase
 SCRIPT = Request(
     job="j", global_batch=64, total_steps=10, profile="script", parameters=10**7, flops_per_sample=6e8,
     activation_nbytes_per_sample=10**6, strategy="Sharded",
+)  # fmt: skip
+A100 = "NVIDIA-A100-SXM4-80GB"
+AUTO = replace(
+    SCRIPT, global_batch=256, total_steps=1000, parameters=3 * 10**8, flops_per_sample=6e11, precision=None,
+    activation_nbytes_per_sample=10**8, checkpointed_nbytes_per_sample=2 * 10**7, recomputation="Auto",
 )  # fmt: skip
 ASKED: dict[str, dict[str, Any]] = {
     "Pipeline": {"strategy": "Pipeline", "stages": 2, "micro_batches": 8},
@@ -119,17 +126,48 @@ def test_a_run_as_predicted_changes_no_prediction_with_other_ranks_on_a_node(the
 
 def test_a_slow_run_leads_to_no_plan_of_which_less_is_known() -> None:
     """Regression: farther plans, which a run corrects less, seemed faster: after 2 nodes, the next plan had 16."""
-    name = "NVIDIA-A100-SXM4-80GB"
-    gpus = view({"count": 16, "device": name, "cpu": 16, "memory": "128Gi", "bandwidth": "3G"})
-    sizes = {"parameters": 3 * 10**8, "flops_per_sample": 6e11, "activation_nbytes_per_sample": 10**8}
-    asked = replace(SCRIPT, global_batch=256, total_steps=1000, precision="BF16", **sizes)
+    gpus = view({"count": 16, "device": A100, "cpu": 16, "memory": "128Gi", "bandwidth": "3G"})
+    asked = replace(AUTO, precision="BF16", recomputation="Never")
     first = plan(asked, gpus, {})
     assert isinstance(first, Decision), first
     p, (group,) = first.chosen.prediction, first.chosen.groups
     point = SplitPoint("Sharded", Place(group.nodes, 1, "Torch"), 256, 3 * (p.step_s - p.data_s))
-    again = plan(asked, gpus, {(asked.key("BF16"), name): Learned(split_steps=(point,))})
+    again = plan(asked, gpus, {(asked.key("BF16"), A100): Learned(split_steps=(point,))})
     assert isinstance(again, Decision), again
     assert again.chosen.summary == first.chosen.summary
+
+
+def of_8_gpus(asked: Request, known: dict[tuple[str, str], Learned]) -> Choice:
+    gpus = view({"device": A100, "devices": 8, "cpu": 64, "memory": "512Gi"})
+    found = plan(replace(asked, fixed=(FixedChoice(A100, 1, 8),)), gpus, known)
+    assert isinstance(found, Decision), found
+    return found.chosen
+
+
+def of_run(asked: Request, factor: float) -> dict[tuple[str, str], Learned]:
+    """Return what is known after a run of the best plan that took ``factor`` times as long as predicted."""
+    best = of_8_gpus(asked, {})
+    step_s = factor * (best.prediction.step_s - best.prediction.data_s)
+    point = SplitPoint("Sharded", Place(1, 8, "Torch"), asked.global_batch, step_s)
+    return {(asked.key(best.precision, best.recomputes), A100): Learned(split_steps=(point,))}
+
+
+def test_a_slow_run_does_not_lead_to_activation_checkpointing_or_another_precision() -> None:
+    """Regression: their plans had the predicted time, and the plan that had run had the measured one."""
+    first, again = of_8_gpus(AUTO, {}), of_8_gpus(AUTO, of_run(AUTO, 3.0))
+    assert (first.precision, first.recomputes) == ("BF16", False)
+    assert again.summary == first.summary
+    assert again.prediction.step_s > 2.5 * first.prediction.step_s
+
+
+@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+@pytest.mark.parametrize("recomputation", ["Never", "Always"])
+def test_a_run_as_predicted_changes_no_prediction_of_other_variants(precision: Any, recomputation: Any) -> None:
+    known = with_estimates(AUTO, workload_of(AUTO), of_run(AUTO, 1.0))
+    asked = replace(AUTO, precision=precision, recomputation=recomputation)
+    found = of_8_gpus(asked, known).prediction
+    assert found.step_s == pytest.approx(of_8_gpus(asked, {}).prediction.step_s)
+    assert found.basis == "profile"
 
 
 def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:

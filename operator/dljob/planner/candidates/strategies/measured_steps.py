@@ -2,7 +2,8 @@
 
 The logarithm of measured / predicted is a Gaussian process over placements and batches, with mean 0 and the covariance
 s^2 exp(-d / ``LENGTH``), where s is the spread of a prediction without measurements, and d is the distance of two runs:
-the sum of |log| of the ratios of their ranks, ranks per node, samples of a rank, micro-batches and replicas. Errors of
+the sum of |log| of the ratios of their ranks, ranks per node, samples of a rank, micro-batches and replicas, and
+``OTHER_WORKLOAD`` if one of them computed in another precision or with activation checkpointing. Errors of
 the formulas are mostly common to all placements, such as the speed of the device, so that the correlation falls slowly.
 Only the nearest measured run counts. On CPUs, its ranks have as many cores, and its nodes share machines as much.
 """
@@ -20,6 +21,9 @@ from dljob.planner.candidates.options import Option
 LENGTH = 4.0
 """Distance at which the correlation of two errors is 1 / e. Twice as many ranks have a correlation of 0.84 with as many
 samples each, and of 0.71 if they divide the same batch."""
+OTHER_WORKLOAD = 0.5
+"""Distance of equal runs of which one computed in another precision, or with activation checkpointing: the logarithm of
+the ratio of both errors then has half of the standard deviation of one, about as much as ``PRECISION_SPREAD``."""
 LARGEST_RATIO = 20.0
 """Ratios of measured and predicted steps beyond this factor, or its inverse, are not used: nothing explains them."""
 
@@ -63,24 +67,25 @@ def correction(
         if each.strategy == candidate.strategy and (option.pool.is_gpu or _same_cores(option, each))
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
-        own = _as_measured(option, nearest.place.node_devices)
+        own = _as_measured(option, nearest)
         step_s = predicted_s(nearest, replace(part, option=own, nodes=nearest.place.nodes))
         if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
             return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations)
     return None
 
 
-def _as_measured(option: Option, ranks_per_node: int) -> Option:
-    """Return ``option`` with the speed and the network of a measured run with ``ranks_per_node`` ranks on each node.
+def _as_measured(option: Option, point: SplitPoint) -> Option:
+    """Return ``option`` with the speed and the network of a measured run.
 
-    Measured runs did not cross a border between racks or zones, and their ranks shared a node with others than those of
-    the candidate.
+    Measured runs did not cross a border between racks or zones. Their ranks may have shared a node with others than
+    those of the candidate, and may have computed in another precision.
     """
+    ranks_per_node = point.place.node_devices
     if option.pool.crossing is not None:
         option = replace(option, pool=replace(option.pool, crossing=None))
-    if ranks_per_node == option.ranks_per_node or option.speed_of is None:
+    if option.speed_of is None or (ranks_per_node == option.ranks_per_node and point.workload is None):
         return option
-    found = option.speed_of(ranks_per_node)
+    found = option.speed_of(ranks_per_node, point.workload)
     chip = found.device
     device = replace(
         option.device, memory_bandwidth_Bps=chip.memory_bandwidth_Bps, peer_bandwidth_Bps=chip.peer_bandwidth_Bps
@@ -111,4 +116,4 @@ def _distance(one: SplitPoint, other: SplitPoint) -> float:
         (one.micro_batches, other.micro_batches),
         (one.replicas, other.replicas),
     )
-    return sum(abs(log(a / b)) for a, b in pairs)
+    return sum(abs(log(a / b)) for a, b in pairs) + (0.0 if other.workload is None else OTHER_WORKLOAD)

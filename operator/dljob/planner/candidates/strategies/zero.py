@@ -113,7 +113,8 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     if found.stage == 3:
 
         def predicted_s(point: SplitPoint, on: Part) -> float:
-            return step_s_of(on, _step(ZeroCandidate(on, 3, point.micro_batches), point.batch, workload))
+            measured = ZeroCandidate(on, 3, point.micro_batches)
+            return step_s_of(on, _step(measured, point.batch, point.workload or workload))
 
         place = Place(part.nodes, option.ranks_per_node)
         predicted = SplitPoint("Sharded", place, request.global_batch, step_s_of(part, step), k)
