@@ -15,6 +15,8 @@ from dljob.planner import Choice, Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.recomputation import with_estimates
 from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.candidates.strategies.measured_steps import Correction
+from dljob.planner.explanation.recomputation import recomputation_reason
+from dljob.planner.types.texts import duration
 from support.planner_questions import view
 
 FOUR = view({"count": 4, "cpu": 2, "memory": "16Gi"})
@@ -158,6 +160,16 @@ def test_a_slow_run_does_not_lead_to_activation_checkpointing_or_another_precisi
     assert (first.precision, first.recomputes) == ("BF16", False)
     assert again.summary == first.summary
     assert again.prediction.step_s > 2.5 * first.prediction.step_s
+
+
+def test_a_reason_names_the_times_that_were_compared() -> None:
+    """Regression: 'no better: 2s per step instead of 3s', where the p90 of the former was longer."""
+    first = of_8_gpus(AUTO, {})
+    p = first.prediction
+    unsure = replace(p, step_s=p.step_s / 2, step_p90_s=2 * p.step_p90_s, total_p90_s=2 * p.total_p90_s)
+    again = replace(first, recomputes=True, prediction=unsure)
+    text = recomputation_reason(replace(AUTO, cautious=True), workload_of(AUTO), first, [first, again])
+    assert f"{duration(2 * p.step_p90_s)} per step instead of {duration(p.step_p90_s)} (p90)" in (text or "")
 
 
 @pytest.mark.parametrize("precision", ["FP32", "BF16"])
