@@ -198,8 +198,9 @@ def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothin
 def test_a_run_that_the_model_cannot_be_cut_for_any_more_changes_nothing() -> None:
     asked = request("Pipeline")
     first = chosen(asked)
-    point = replace(ran(first, asked, 2.0), place=Place(500, 1, "MPI", cores=2))
-    assert chosen(asked, (point,)).prediction.step_s == first.prediction.step_s
+    point = ran(first, asked, 2.0)
+    for other in (replace(point, place=Place(500, 1, "MPI", cores=2)), replace(point, replicas=50)):
+        assert chosen(asked, (other,)).prediction.step_s == first.prediction.step_s, other
 
 
 def test_users_groups_and_gpus_have_the_measured_step_too() -> None:

@@ -93,6 +93,8 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     )
 
     def predicted_s(point: SplitPoint, on: Part) -> float | None:
+        if on.ranks % point.replicas:  # Edited by hand.
+            return None
         known = replace(candidate, part=on, micro_batches=point.micro_batches, replicas=point.replicas)
         if candidate.strategy == "Tensor":
             used = (name for name in COLLECTIVES if name == point.place.collective)
