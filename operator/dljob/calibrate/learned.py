@@ -169,6 +169,12 @@ class Learned:
     doubts: tuple[str, ...] = ()
     """Measurements that plans leave out because they are implausible, with reasons, for users."""
 
+    @property
+    def is_of_other_workloads(self) -> bool:
+        """Return True if this has nothing but steps that were measured with other workloads than its own."""
+        own = any(point.workload is None for point in self.split_steps)
+        return not own and self == Learned(split_steps=self.split_steps)
+
 
 def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:
     """Return the measured hardware of a device type, or None if it was not measured.

@@ -113,26 +113,22 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
     again = (False, True) if recomputes else (False,)
     precisions = PRECISIONS if request.precision is None else (request.precision,)
     named = {(each, more): recomputing(typed[each]) if more else typed[each] for each in precisions for more in again}
-    _share_split_steps(found, [(each, (request.key(each, more), one)) for (each, more), one in named.items()])
+    _share_split_steps(found, [(request.key(each, more), one) for (each, more), one in named.items()])
     return found
 
 
-def _share_split_steps(found: dict[tuple[str, str], Learned], compared: Sequence[tuple[Precision, _Keyed]]) -> None:
-    """Add to each compared workload the steps of strategy Sharded that were measured with the others.
-
-    ``compared``: precision, key and workload of each. Workloads in a precision without units are left out.
-    """
+def _share_split_steps(found: dict[tuple[str, str], Learned], compared: Sequence[_Keyed]) -> None:
+    """Add to each compared workload the steps of strategy Sharded that were measured with the others."""
     for device in {device for _, device in found}:
-        able = units(device, catalogue.is_known_gpu(device))
-        known = {key: found.get((key, device), Learned()).split_steps for _, (key, _) in compared}
-        for precision, (key, _) in compared:
+        known = {key: found.get((key, device), Learned()).split_steps for key, _ in compared}
+        for key, _ in compared:
             others = tuple(
                 replace(point, workload=one)
-                for _, (name, one) in compared
+                for name, one in compared
                 for point in known[name]
                 if name != key and point.strategy == "Sharded" and point.workload is None
             )
-            if others and (precision in able or (key, device) in found):
+            if others:
                 before = found.get((key, device), Learned())
                 found[key, device] = replace(before, split_steps=(*others, *before.split_steps))
 

@@ -12,6 +12,8 @@ from dljob.calibrate.learned import Learned, Place, SplitPoint
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import Crossing, Topology
 from dljob.planner import Choice, Decision, FixedChoice, Request, plan
+from dljob.planner.candidates import precision as precision_search
+from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.recomputation import with_estimates
 from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.candidates.strategies.measured_steps import Correction
@@ -160,6 +162,23 @@ def test_a_slow_run_does_not_lead_to_activation_checkpointing_or_another_precisi
     assert (first.precision, first.recomputes) == ("BF16", False)
     assert again.summary == first.summary
     assert again.prediction.step_s > 2.5 * first.prediction.step_s
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "others"),
+    [("cpu", "BF16", {"s.bf16.checkpointed"}), (A100, "FP16", {"s.fp16.checkpointed"}),
+     (A100, None, {"s", "s.checkpointed", "s.bf16.checkpointed", "s.fp16", "s.fp16.checkpointed"})],
+)  # fmt: skip
+def test_a_run_counts_for_the_workloads_that_a_job_compares(device: str, precision: Any, others: set[str]) -> None:
+    asked = replace(AUTO, profile="s", precision=precision)
+    ran_with = asked.key(precision or "BF16")
+    known = {(ran_with, device): Learned(split_steps=(SplitPoint("Sharded", Place(2, 1), 64, 1.0),))}
+    found = with_estimates(asked, workload_of(asked), known)
+    assert found[ran_with, device] == known[ran_with, device]
+    assert {key for key, _ in found} == {ran_with, *others}
+    pools = eligible(asked, view({"device": device, "gpu": device == A100, "cpu": 8})).pools
+    searched = [each for each, _ in precision_search.searched(asked, pools, found)]
+    assert searched == ([precision] if precision else ["BF16", "FP32"]), "FP16 is as fast as BF16, and was not measured"
 
 
 def test_a_reason_names_the_times_that_were_compared() -> None:
