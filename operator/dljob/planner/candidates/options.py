@@ -102,8 +102,8 @@ class Option:
     """Measured hardware of this type of device; None without a measurement."""
     single: "Option | None" = None
     """This option with one micro-batch, if the planner chooses the number of micro-batches later; otherwise None."""
-    speed_of: Callable[[int, Workload | None], RankSpeed] | None = field(default=None, compare=False, repr=False)
-    """Function that returns the speed of a rank with as many cores from the ranks of a node, and another workload."""
+    speed_of: Callable[..., RankSpeed] | None = field(default=None, compare=False, repr=False)
+    """Function from another workload, or None, and changed fields of the layout to the speed of a rank."""
 
     @property
     def cpus(self) -> float:
@@ -200,8 +200,8 @@ def _with_nodes(
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     ranks_per_node, hardware = layout.ranks, hardware_of(pool.device, learned)
     disk_Bps = input_data.DISK_BANDWIDTH_Bps if hardware is None or hardware.disk_Bps is None else hardware.disk_Bps
-    speed_of = cache(lambda n, other: rank_speed(pool, replace(layout, ranks=n), other or workload, request, learned))
-    found = speed_of(ranks_per_node, None)
+    speed_of = cache(lambda other, **to: rank_speed(pool, replace(layout, **to), other or workload, request, learned))
+    found = speed_of(None)
     device = request.prices.device(found.device, pool.device, layout.cores)
     device = power.limited(request.energy.device(device, pool.device, found.cores))
     if known is not None and known.computing_W is not None:

@@ -110,10 +110,11 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
             for device in {device for _, device in found}:
                 _estimate(found, device, one, other, RATIO_SPREAD)
                 _estimate(found, device, other, one, RATIO_SPREAD)
-    again = (False, True) if recomputes else (False,)
-    precisions = PRECISIONS if request.precision is None else (request.precision,)
-    named = {(each, more): recomputing(typed[each]) if more else typed[each] for each in precisions for more in again}
-    _share_split_steps(found, [(request.key(each, more), one) for (each, more), one in named.items()])
+    compared = [(each, typed[each]) for each in (PRECISIONS if request.precision is None else (request.precision,))]
+    keyed = [(request.key(each), one) for each, one in compared]
+    if recomputes:
+        keyed += [(request.key(each, True), recomputing(one)) for each, one in compared]
+    _share_split_steps(found, keyed)
     return found
 
 

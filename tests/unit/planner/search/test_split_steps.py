@@ -201,13 +201,33 @@ def test_a_run_as_predicted_changes_no_prediction_of_other_variants(precision: A
     assert found.basis == "profile"
 
 
-def test_an_unexplained_step_and_one_of_another_layout_or_strategy_change_nothing() -> None:
+@pytest.mark.parametrize("there", [1, 2, 8])
+@pytest.mark.parametrize("here", [1, 2, 8])
+def test_a_run_with_other_cores_of_a_rank_counts_as_what_it_was(there: int, here: int) -> None:
+    """Its ratio is that of its own layout, so that a run as predicted changes nothing."""
+    box, asked = view({"count": 2, "cpu": 8, "memory": "64Gi"}), replace(SCRIPT, flops_per_sample=6e9)
+    runs = {n: replace(asked, fixed=(FixedChoice("cpu", 2, n),)) for n in (there, here)}
+    first, measured = chosen(runs[here], cluster=box), chosen(runs[there], cluster=box)
+    as_predicted, slow = (chosen(runs[here], (ran(measured, asked, factor),), box) for factor in (1.0, 2.0))
+    assert as_predicted.prediction.step_s == pytest.approx(first.prediction.step_s)
+    assert slow.prediction.step_s > 1.08 * first.prediction.step_s
+
+
+def test_a_slow_run_on_cpus_does_not_lead_to_another_division_of_the_cores() -> None:
+    """Regression: layouts with other cores for each rank had the predicted time, until each of them had run."""
+    box, asked = view({"count": 2, "cpu": 8, "memory": "64Gi"}), replace(SCRIPT, global_batch=256, total_steps=1000)
+    asked = replace(asked, activation_nbytes_per_sample=10**8, chooses_micro_batches=True)
+    first = chosen(asked, cluster=box)
+    assert chosen(asked, (ran(first, asked, 2.0),), box).summary == first.summary
+
+
+def test_an_unexplained_step_and_one_without_cores_or_of_another_strategy_change_nothing() -> None:
     asked = request("Sharded")
     first = chosen(asked)
     point = ran(first, asked, 2.0)
     others = (
         replace(point, step_s=100 * point.step_s),
-        replace(point, place=replace(point.place, cores=1 if point.place.cores != 1 else 2)),
+        replace(point, place=replace(point.place, cores=None)),
         replace(point, strategy="Tensor"),
     )
     for other in others:

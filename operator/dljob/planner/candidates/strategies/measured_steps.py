@@ -2,10 +2,10 @@
 
 The logarithm of measured / predicted is a Gaussian process over placements and batches, with mean 0 and the covariance
 s^2 exp(-d / ``LENGTH``), where s is the spread of a prediction without measurements, and d is the distance of two runs:
-the sum of |log| of the ratios of their ranks, ranks per node, samples of a rank, micro-batches and replicas, and
-``OTHER_WORKLOAD`` if one of them computed in another precision or with activation checkpointing. Errors of
-the formulas are mostly common to all placements, such as the speed of the device, so that the correlation falls slowly.
-Only the nearest measured run counts. On CPUs, its ranks have as many cores, and its nodes share machines as much.
+the sum of |log| of the ratios of their ranks, ranks per node, cores of a rank, nodes on a machine, samples of a rank,
+micro-batches and replicas, and ``OTHER_WORKLOAD`` if one computed in another precision or recomputed activations.
+Errors of the formulas are mostly common to all placements, such as the speed of the device, so that the correlation
+falls slowly. Only the nearest measured run counts.
 """
 
 from collections.abc import Callable
@@ -62,9 +62,9 @@ def correction(
     if option.learned is None or not option.learned.split_steps:
         return None
     known = [
-        (_distance(candidate, each), each)
+        (_distance(candidate, each) + _layout_distance(option, _layout_of(option, each)), each)
         for each in option.learned.split_steps
-        if each.strategy == candidate.strategy and (option.pool.is_gpu or _same_cores(option, each))
+        if each.strategy == candidate.strategy and (option.pool.is_gpu or each.place.cores is not None)
     ]
     for distance, nearest in sorted(known, key=lambda each: each[0]):
         own = _as_measured(option, nearest)
@@ -77,22 +77,23 @@ def correction(
 def _as_measured(option: Option, point: SplitPoint) -> Option:
     """Return ``option`` with the speed and the network of a measured run.
 
-    Measured runs did not cross a border between racks or zones. Their ranks may have shared a node with others than
-    those of the candidate, and may have computed in another precision.
+    Measured runs did not cross a border between racks or zones. Their ranks may have had another layout than those of
+    the candidate, and may have computed in another precision.
     """
-    ranks_per_node = point.place.node_devices
+    layout, own = _layout_of(option, point), Layout(option.ranks_per_node, option.cores, option.machine_nodes)
     if option.pool.crossing is not None:
         option = replace(option, pool=replace(option.pool, crossing=None))
-    if option.speed_of is None or (ranks_per_node == option.ranks_per_node and point.workload is None):
+    if option.speed_of is None or (layout == own and point.workload is None):
         return option
-    found = option.speed_of(ranks_per_node, point.workload)
+    cpus = {} if option.pool.is_gpu else {"cores": layout.cores, "machine_nodes": layout.machine_nodes}
+    found = option.speed_of(point.workload, ranks=layout.ranks, **cpus)
     chip = found.device
     device = replace(
         option.device, memory_bandwidth_Bps=chip.memory_bandwidth_Bps, peer_bandwidth_Bps=chip.peer_bandwidth_Bps
     )
     return replace(
         option,
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=layout.ranks,
         device=device,
         computing=found.computing,
         slowdown=found.slowdown,
@@ -101,11 +102,20 @@ def _as_measured(option: Option, point: SplitPoint) -> Option:
     )
 
 
-def _same_cores(option: Option, point: SplitPoint) -> bool:
-    """Return True if a measured run on CPUs had as many cores for each rank. Ranks on a part of a CPU have one."""
-    own = Layout(option.ranks_per_node, option.cores)
-    shared = on_machine(option.pool, own, point.place.machine_nodes, option.hardware).machine_nodes
-    return point.place.cores == max(1, int(option.cores)) and shared == option.machine_nodes
+def _layout_of(option: Option, point: SplitPoint) -> Layout:
+    """Return the layout of a measured run on the nodes of ``option``. Ranks on a part of a CPU have stored one CPU."""
+    place, pool = point.place, option.pool
+    if pool.is_gpu or place.cores is None:
+        return Layout(place.node_devices, option.cores, option.machine_nodes)
+    same = place.cores == max(1, int(option.cores))
+    cores = option.cores if same else min(float(place.cores), pool.most_cpu / place.node_devices)
+    return on_machine(pool, Layout(place.node_devices, cores), place.machine_nodes, option.hardware)
+
+
+def _layout_distance(option: Option, layout: Layout) -> float:
+    """Return the part of the distance from a run with ``layout`` that ``_distance`` does not know."""
+    cores = abs(log(max(1.0, option.cores) / max(1.0, layout.cores)))
+    return cores + abs(log(option.machine_nodes / layout.machine_nodes))
 
 
 def _distance(one: SplitPoint, other: SplitPoint) -> float:
