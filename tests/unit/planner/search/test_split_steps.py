@@ -75,6 +75,7 @@ def test_an_equal_plan_has_the_measured_step_and_larger_ones_most_of_its_error(s
     again, larger = chosen(asked, known), chosen(more, known)
     assert again.summary == first.summary
     assert 1.8 < again.prediction.step_s / first.prediction.step_s < 2.0
+    assert again.prediction.efficiency == pytest.approx(first.prediction.efficiency, rel=0.02), "one rank is as slow"
     assert 1.4 < larger.prediction.step_s / large.prediction.step_s < 1.9
     assert "profile" in {again.prediction.basis, larger.prediction.basis}
 

@@ -136,7 +136,7 @@ def prediction_of(
     on its device. ``host``: bytes of main memory that a pod needs. ``writers``: number of ranks that each write a part
     of a checkpoint. ``found``: what measured runs say about the step; None without any.
     """
-    option, ranks = part.option, part.ranks
+    option, ranks, factor = part.option, part.ranks, 1.0
     if found is not None:
         factor, certain = found.applied(_spread(part, step))
         step = replace(step, busy_s=factor * step.busy_s, mean_s=factor * step.mean_s, moving_s=factor * step.moving_s)
@@ -163,7 +163,7 @@ def prediction_of(
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
         basis="profile" if found is not None else basis_of([option]),
         host_memory_nbytes=host,
-        efficiency=min(1.0, option.alone_s(request.global_batch) / (step_s * ranks)),
+        efficiency=min(1.0, factor * option.alone_s(request.global_batch) / (step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
         evaluations_s=evaluating_s,
