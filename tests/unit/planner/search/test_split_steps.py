@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.calibrate.learned import Learned, Place, SplitPoint
+from dljob.calibrate.learned import Learned, Place, Repeats, SplitPoint
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import Crossing, Topology
 from dljob.planner import Choice, Decision, FixedChoice, Request, plan
@@ -83,6 +83,16 @@ def test_an_equal_plan_has_the_measured_step_and_larger_ones_most_of_its_error(s
         return choice.prediction.step_p90_s / choice.prediction.step_s
 
     assert spread(again) < spread(larger) < spread(large)
+
+
+def test_prediction_is_no_surer_than_equal_runs_on_the_device_are_equal() -> None:
+    """Regression: on devices with noisy neighbours, steps within the usual differences exceeded the p90 of plans."""
+    asked, noisy = request("Sharded"), {("other", "cpu"): Learned(repeats=Repeats(20, 0.4))}
+    known = {(asked.key(), "cpu"): Learned(split_steps=(ran(chosen(asked), asked, 1.0),))}
+    calm, shaky = (plan(asked, FOUR, {**known, **others}) for others in ({}, noisy))
+    assert isinstance(calm, Decision) and isinstance(shaky, Decision)
+    p, q = calm.chosen.prediction, shaky.chosen.prediction
+    assert 1.1 < p.step_p90_s / p.step_s < 1.2 and q.step_p90_s / q.step_s > 1.5
 
 
 @pytest.mark.parametrize("cpu", [0.5, 1, 1.9])

@@ -36,14 +36,16 @@ class Correction:
     """log(measured / predicted) of that run."""
     correlation: float
     observations: int
+    repeats: float = SPREAD["profile"]
+    """Standard deviation of log(measured / predicted) of a time that earlier equal runs predict."""
 
     def applied(self, spread: float) -> tuple[float, float]:
         """Return (factor of the predicted step, spread of the corrected step).
 
-        ``spread``: standard deviation of log(measured / predicted) without measurements. Equal runs differ by
-        ``SPREAD["profile"]``, so that no prediction is surer than this.
+        ``spread``: standard deviation of log(measured / predicted) without measurements. No prediction is surer
+        than equal runs are equal.
         """
-        noise = SPREAD["profile"]
+        noise = self.repeats
         gain = self.correlation * spread**2 / (spread**2 + noise**2 / self.observations)
         left = spread * sqrt(max(0.0, 1 - self.correlation * gain))
         return exp(gain * self.log_ratio), min(spread, hypot(left, noise))
@@ -70,7 +72,8 @@ def correction(
         own = _as_measured(option, nearest)
         step_s = predicted_s(nearest, replace(part, option=own, nodes=nearest.place.nodes))
         if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
-            return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations)
+            repeats = SPREAD["profile"] if option.speed_of is None else option.speed_of(None).repeats
+            return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations, repeats)
     return None
 
 
