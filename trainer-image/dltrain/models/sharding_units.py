@@ -35,10 +35,10 @@ def units_of(model: nn.Module, min_nbytes: int) -> list[nn.Module]:
     return list(dict.fromkeys(walk(model)))
 
 
-def largest_unit(model: nn.Module) -> int | None:
+def largest_unit(model: nn.Module) -> int:
     """Return the number of parameters of the largest unit, with those that are not trained.
 
-    Return None if the model itself is the only unit.
+    It is that of all parameters if the model itself is the only unit.
     """
     inner = [sum(p.numel() for p in unit.parameters()) for unit in units_of(model, UNIT_NBYTES)]
-    return max([sum(p.numel() for p in model.parameters()) - sum(inner), *inner]) if inner else None
+    return max([sum(p.numel() for p in model.parameters()) - sum(inner), *inner])
