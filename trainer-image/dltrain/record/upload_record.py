@@ -41,8 +41,9 @@ class UploadRecord:
         """Return ``message``. If it reports an upload, add the step of the checkpoint, as far as it is known.
 
         It is the last step that the script had reported when it wrote the first file of the checkpoint, or one that it
-        had reported less than ``STEP_S`` before. It is unknown if these ranks had reported no step before, or only to
-        an earlier coordinator. ``now_s``: time of arrival on the clock of ``stepped``.
+        had reported less than ``STEP_S`` before. If the message arrives late, it may be one that was reported just
+        after. It is unknown if these ranks had reported no step before, or only to an earlier coordinator. ``now_s``:
+        time of arrival on the clock of ``stepped``.
         """
         if not isinstance(message, Uploaded) or message.upload is None or message.age_s is None:
             return message
