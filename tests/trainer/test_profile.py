@@ -160,7 +160,10 @@ def test_largest_unit_is_a_layer_or_the_rest_of_the_model(frozen: bool) -> None:
         found = profile(Tower(tokens), [Input((3,), torch.int64)])
         hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
         assert hints is not None and hints.largest_unit_parameters == found.largest_unit == expected
-    assert profile(nn.Linear(3, 3), [Input((3,))]).largest_unit is None, "ranks gather all at once"
+    alone = profile(nn.Linear(3, 3), [Input((3,))])
+    assert alone.largest_unit == 12 and "largestUnitParameters: 12\n" in alone.hints(), (
+        "ranks gather all at once, and plans would assume a quarter"
+    )
 
 
 def test_only_parameters_that_are_trained_count_as_the_largest() -> None:

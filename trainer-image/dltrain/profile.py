@@ -43,9 +43,9 @@ class Profile:
     """Bytes of the largest tensor in ``activation_nbytes``."""
     frozen_nbytes: int = 0
     """Bytes of the parameters that are not trained."""
-    largest_unit: int | None = None
-    """Parameters of the largest module that ranks gather with strategy Sharded; None for a small model without layers
-    in a list, whose ranks gather all parameters at once."""
+    largest_unit: int = 0
+    """Parameters of the largest module that ranks gather with strategy Sharded; all of them for a model without layers
+    in a list. 0: unknown."""
     pairs: PairsProfile | None = None
     """None if the model says nothing about pairs, or has a pair that cannot be split."""
 
@@ -80,7 +80,7 @@ class Profile:
         )
 
     def _unit(self) -> str:
-        return "" if self.largest_unit is None else f"    largestUnitParameters: {self.largest_unit}\n"
+        return f"    largestUnitParameters: {self.largest_unit}\n" if self.largest_unit else ""
 
     def _pairs(self) -> str:
         if (pairs := self.pairs) is None:

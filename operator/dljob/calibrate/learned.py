@@ -10,6 +10,7 @@ from dljob.calibrate.noise import NoiseOf
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.fit.scaling import Contention
 from dljob.perf.workload.observed import Structure
+from dljob.perf.workload.workload import Workload
 
 _SUFFIXES: Mapping[Precision, str] = {"BF16": ".bf16", "FP16": ".fp16"}
 _CHECKPOINTED = ".checkpointed"
@@ -97,8 +98,9 @@ class SplitPoint:
     """Measured step time of runs whose ranks each held a part of the model, with equal placements and batches.
 
     ``step_s``: geometric mean of the runs' step times in seconds, without the time in which a step waits for input
-    data. ``batch``: number of samples of all ranks. ``collective``: that of the runs. ``observations``: number of runs
-    that count in the mean.
+    data. ``batch``: number of samples of all ranks. ``observations``: number of runs that count in the mean.
+    ``workload``: the workload of the runs, if it is not that of the profile but one in another precision, or with or
+    without activation checkpointing; otherwise None.
     """
 
     strategy: Literal["Sharded", "Pipeline", "Tensor"]
@@ -108,6 +110,7 @@ class SplitPoint:
     micro_batches: int = 1
     replicas: int = 1
     observations: int = 1
+    workload: Workload | None = field(default=None, compare=False)
 
     @property
     def samples(self) -> float:
@@ -165,6 +168,12 @@ class Learned:
     """None until a run has repeated an earlier one."""
     doubts: tuple[str, ...] = ()
     """Measurements that plans leave out because they are implausible, with reasons, for users."""
+
+    @property
+    def is_of_other_workloads(self) -> bool:
+        """Return True if this has nothing but steps that were measured with other workloads than its own."""
+        own = any(point.workload is None for point in self.split_steps)
+        return not own and self == Learned(split_steps=self.split_steps)
 
 
 def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:

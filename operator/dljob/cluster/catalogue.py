@@ -168,15 +168,16 @@ def usable_nbytes(total_nbytes: int, label: str) -> int:
     return total_nbytes if vendor(label) == "amd" or MIG.match(label) else total_nbytes - DRIVER_NBYTES
 
 
-def gpu_nbytes(label: str, labels: Mapping[str, str]) -> int:
-    """Return the memory that processes can use of each GPU of a node, in bytes.
+def gpu_nbytes(label: str, *labels: Mapping[str, str]) -> int:
+    """Return the memory that processes can use of each GPU of some nodes, in bytes, of the node where it is smallest.
 
-    ``label``: the device type of the node. If ``labels`` state the memory (``MEMORY_LABEL``), they take precedence over
-    the catalogue. A value that is not a whole number of MiB, or is implausible, does not count.
+    ``label``: the device type of the nodes. ``labels``: those of each node. If they state the memory
+    (``MEMORY_LABEL``), they take precedence over the catalogue, also for nodes that lack the label, such as those that
+    an autoscaler may add. A value that is not a whole number of MiB, or is implausible, does not count.
     """
-    stated = labels.get(MEMORY_LABEL, "")
-    if _WHOLE.fullmatch(stated) and int(stated) in PLAUSIBLE_MIB:
-        return usable_nbytes(int(stated) * 2**20, label)
+    stated = [text for each in labels if _WHOLE.fullmatch(text := each.get(MEMORY_LABEL, ""))]
+    if believed := [int(text) for text in stated if int(text) in PLAUSIBLE_MIB]:
+        return usable_nbytes(min(believed) * 2**20, label)
     return gpu_or_assumed(label).memory_nbytes or 0
 
 

@@ -59,15 +59,16 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
 
     A profile is too old if it was not updated for ``LIFE``. Of the profiles for one namespace, and of those that all
     namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles with the structure of a script, or its memory
-    alone, are counted apart: every command has one, so that a search over a script's arguments would displace all
-    measurements. Profiles that the operator did not create never expire: they belong to an administrator.
+    without a measured time, are counted apart: every command has one, so that a search over a script's arguments would
+    displace all measurements. Profiles that the operator did not create never expire: they belong to an administrator.
     """
     found: dict[tuple[str, bool], list[tuple[datetime, str]]] = {}
     for profile in profiles:
         meta, spec, status = profile["metadata"], profile["spec"], profile.get("status") or {}
         if (meta.get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             updated = datetime.fromisoformat(status.get("updated") or meta["creationTimestamp"])
-            of_script = "structure" in status or ("memory" in status and not status.get("compute"))
+            timed = status.get("compute") or status.get("splitSteps")
+            of_script = "structure" in status or ("memory" in status and not timed)
             found.setdefault((spec.get("namespace") or "", of_script), []).append((updated, meta["name"]))
     for listed in found.values():
         listed.sort(reverse=True)

@@ -119,7 +119,8 @@ def _plan_described(request: Request, view: ClusterView, learned: Constants) -> 
     """Return the best plan for a request whose times can be predicted, or the reason why no plan is possible."""
     learned = without_implausible(request, view, learned)
     keys = request.keys
-    request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))
+    measured = (known.steps or known.split_steps for (name, _), known in learned.items() if name in keys)
+    request = replace(request, cautious=any(measured))
     return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
 
 

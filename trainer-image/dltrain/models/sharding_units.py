@@ -8,8 +8,6 @@ from torch import nn
 UNIT_NBYTES = 2**18
 """Minimum size in bytes of the parameters of a unit. Smaller modules belong to the unit of the whole model, because
 each unit costs three messages per step."""
-LARGE_NBYTES = 2**26
-"""Size in bytes of the parameters from which on it matters how many of them ranks gather at once."""
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -37,12 +35,10 @@ def units_of(model: nn.Module, min_nbytes: int) -> list[nn.Module]:
     return list(dict.fromkeys(walk(model)))
 
 
-def largest_unit(model: nn.Module) -> int | None:
+def largest_unit(model: nn.Module) -> int:
     """Return the number of parameters of the largest unit, with those that are not trained.
 
-    Return None if the model itself is the only unit, and smaller than ``LARGE_NBYTES``.
+    It is that of all parameters if the model itself is the only unit.
     """
     inner = [sum(p.numel() for p in unit.parameters()) for unit in units_of(model, UNIT_NBYTES)]
-    if not inner and sum(p.nbytes for p in model.parameters()) < LARGE_NBYTES:
-        return None
     return max([sum(p.numel() for p in model.parameters()) - sum(inner), *inner])

@@ -1,8 +1,8 @@
 """Options: the ways to use each type of device, which all candidate plans share, and the slowest link between ranks."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from math import inf
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -21,7 +21,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.links import End, Network, network_of, slowest
 from dljob.planner.candidates.cost.loading import loader_cpus
 from dljob.planner.candidates.cost.measured import posterior
-from dljob.planner.candidates.cost.rank_speed import rank_speed
+from dljob.planner.candidates.cost.rank_speed import RankSpeed, rank_speed
 from dljob.planner.candidates.node_layout import Layout, memory_tiers, shared_layouts
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.candidates.request_workload import stored_of
@@ -102,6 +102,8 @@ class Option:
     """Measured hardware of this type of device; None without a measurement."""
     single: "Option | None" = None
     """This option with one micro-batch, if the planner chooses the number of micro-batches later; otherwise None."""
+    speed_of: Callable[..., RankSpeed] | None = field(default=None, compare=False, repr=False)
+    """Function from another workload, or None, and changed fields of the layout to the speed of a rank."""
 
     @property
     def cpus(self) -> float:
@@ -198,7 +200,8 @@ def _with_nodes(
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     ranks_per_node, hardware = layout.ranks, hardware_of(pool.device, learned)
     disk_Bps = input_data.DISK_BANDWIDTH_Bps if hardware is None or hardware.disk_Bps is None else hardware.disk_Bps
-    found = rank_speed(pool, layout, workload, request, learned)
+    speed_of = cache(lambda other, **to: rank_speed(pool, replace(layout, **to), other or workload, request, learned))
+    found = speed_of(None)
     device = request.prices.device(found.device, pool.device, layout.cores)
     device = power.limited(request.energy.device(device, pool.device, found.cores))
     if known is not None and known.computing_W is not None:
@@ -263,6 +266,7 @@ def _with_nodes(
             min_ranks=min_ranks,
             update_s=found.update_s,
             update_once_s=found.update_once_s,
+            speed_of=speed_of,
         )
         result.append(replace(option, largest_batch=option.largest_of(held)))
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.

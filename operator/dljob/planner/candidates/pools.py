@@ -335,7 +335,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 node_cpu=tuple(node.cpu for node in nodes),
                 cpu_per_gpu=min(node.cpu / max(1, node.devices) for node in nodes),
                 crossing=request.domain.crossing,
-                gpu_nbytes=min(gpu_nbytes(device, node.labels) for node in nodes) if is_gpu else 0,
+                gpu_nbytes=gpu_nbytes(device, *(node.labels for node in nodes)) if is_gpu else 0,
                 machines=() if is_gpu else machines(nodes, cores),
             )
         )

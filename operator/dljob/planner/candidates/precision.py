@@ -75,7 +75,8 @@ def searched(
         able = [pool for pool in pools if precision in _possible(request, [(pool.device, pool.is_gpu)])]
         if precision == "FP16":
             keys = [request.key("FP16", again) for again in (False, True)]
-            measured = any((key, pool.device) in learned for key in keys for pool in able)
+            known = [learned.get((key, pool.device), Learned()) for key in keys for pool in able]
+            measured = not all(each.is_of_other_workloads for each in known)
             if not measured and all("BF16" in units(pool.device, pool.is_gpu) for pool in able):
                 continue
         if able:

@@ -93,8 +93,9 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
     Jobs that leave the choice of the precision to the planner compare precisions. Jobs that ask for activation
     checkpointing compare times with and without it. ``learned``: measured constants by (``request.key``, device). The
     estimate of a computing time is the measured one, multiplied by the ratio of the times that the catalogue predicts
-    for the two workloads. Communication stays as measured. Warnings (``Learned.doubts``) stay with the profile that
-    they are about. Return ``learned`` unchanged for jobs that compare neither.
+    for the two workloads. Communication stays as measured. Measured steps of strategy Sharded count for each compared
+    workload, together with the one that they were measured with. Warnings (``Learned.doubts``) stay with the profile
+    that they are about. Return ``learned`` unchanged for jobs that compare neither.
     """
     recomputes = request.recomputation != "Never" and workload.checkpointed_nbytes is not None
     typed = {each: in_precision(workload, each) for each in PRECISIONS}
@@ -109,7 +110,28 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
             for device in {device for _, device in found}:
                 _estimate(found, device, one, other, RATIO_SPREAD)
                 _estimate(found, device, other, one, RATIO_SPREAD)
+    compared = [(each, typed[each]) for each in (PRECISIONS if request.precision is None else (request.precision,))]
+    keyed = [(request.key(each), one) for each, one in compared]
+    if recomputes:
+        keyed += [(request.key(each, True), recomputing(one)) for each, one in compared]
+    _share_split_steps(found, keyed)
     return found
+
+
+def _share_split_steps(found: dict[tuple[str, str], Learned], compared: Sequence[_Keyed]) -> None:
+    """Add to each compared workload the steps of strategy Sharded that were measured with the others."""
+    for device in {device for _, device in found}:
+        known = {key: found.get((key, device), Learned()).split_steps for key, _ in compared}
+        for key, _ in compared:
+            others = tuple(
+                replace(point, workload=one)
+                for name, one in compared
+                for point in known[name]
+                if name != key and point.strategy == "Sharded" and point.workload is None
+            )
+            if others:
+                before = found.get((key, device), Learned())
+                found[key, device] = replace(before, split_steps=(*others, *before.split_steps))
 
 
 def _estimate_precisions(found: dict[tuple[str, str], Learned], compared: Mapping[Precision, _Keyed]) -> None:

@@ -12,7 +12,7 @@ from dljob.perf.resources import memory
 from dljob.perf.step.zero import UNKNOWN_UNIT
 from dljob.perf.workload.workload import HINTED, Workload, in_precision, recomputing
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
-from dljob.planner.candidates.node_layout import layouts
+from dljob.planner.candidates.node_layout import layouts, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, excluded, wanted
 from dljob.planner.candidates.precision import searched
 from dljob.planner.candidates.strategies import zero
@@ -251,7 +251,7 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
     workload = min(typed, key=lambda each: zero.held_nbytes(each, 3, ranks, 1, device, request))
     one, none = (zero.held_nbytes(workload, 3, ranks, count, device, request) for count in (1, 0))
     if one <= room:
-        return wrong
+        return _too_little_for_models(request, workload, pool, wrong) or wrong
     mostly_state = none > one / 2
     field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
     unknown = mostly_state and workload.name == HINTED and workload.stated_unit is None
@@ -267,6 +267,32 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
         message=f"found a model with which each of {ranks} ranks needs {gibibytes(one)} for one sample: activations "
         f"{gibibytes(one - none)}, its part of the training state {state}; expected at most {gibibytes(room)}, the "
         f"largest memory of a rank: {remedy}, or allow devices with more memory",
+    )
+
+
+def _too_little_for_models(request: Request, workload: Workload, pool: Pool, wrong: Infeasible) -> Infeasible | None:
+    """Return ``Infeasible`` if no node has the main memory in which its ranks create the model each; else None.
+
+    Only the numbers of ranks per node count with which the GPUs have enough memory for one sample.
+    """
+    device, room = catalogue.gpu_or_assumed(pool.device), _room_nbytes(pool, request)
+    free = request.memory_per_pod_nbytes or max(pool.memory_nbytes)
+    needed = []
+    for each in ranks_per_node_choices(pool):
+        ranks = each * sum(found >= each for found in pool.free)
+        if ranks <= request.global_batch and zero.held_nbytes(workload, 3, ranks, 1, device, request) <= room:
+            needed.append((zero.least_host_nbytes(ranks, each, request, workload), each))
+    least, each = min(needed, default=(0, 0))
+    if least <= free:
+        return None
+    with_ranks = f"a pod with {each} rank{'s' if each > 1 else ''}"
+    return replace(
+        wrong,
+        field="spec.resources.memory",
+        transient=request.memory_per_pod_nbytes is None,
+        message=f"found {gibibytes(free)} of free main memory for a pod; expected at least {gibibytes(least)}, in "
+        f"which {with_ranks} can create the model, because each rank creates all of it before it keeps its part: allow "
+        f"more nodes, so that fewer ranks on each of them are enough, or nodes with more memory ({_lines(wrong)})",
     )
 
 

@@ -210,9 +210,8 @@ def model_parallel_refusals(
         if p < q:
             p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
             why = (
-                f"predicted {100 * (1 - p / q):.0f} % better, which is within the uncertainty of a model-parallel "
-                f"prediction without measurements: {duration(p90_s)} per step (p90), but {duration(step_s)} (median) "
-                "with the chosen plan"
+                f"predicted {100 * (1 - p / q):.0f} % better, which is within the uncertainty of the prediction: "
+                f"{duration(p90_s)} per step (p90), but {duration(step_s)} (median) with the chosen plan"
             )
         else:
             part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""

@@ -61,5 +61,7 @@ def _why_not(request: Request, chosen: Choice, with_it: Sequence[Choice]) -> str
     if p < q:
         pays = 100 * objective.RECOMPUTING_PAYS
         return f"it would save {100 * (1 - p / q):.1f} % {request.minimize.lower()}, and it must save {pays:.0f} %"
-    times = f"{duration(best.prediction.step_s)} per step instead of {duration(chosen.prediction.step_s)}"
+    by_p90 = request.minimize == "Time" and objective.by_p90(request)
+    slower_s, step_s = (each.prediction.step_p90_s if by_p90 else each.prediction.step_s for each in (best, chosen))
+    times = f"{duration(slower_s)} per step instead of {duration(step_s)}{' (p90)' if by_p90 else ''}"
     return f"the plan fits into memory, and the best plan with it is no better: {times}"

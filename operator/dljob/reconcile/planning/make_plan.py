@@ -275,9 +275,9 @@ def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
     """Return True if strategy Auto chose model parallelism for this spec, and its steps took longer than predicted.
 
     This is a conclusion from the stored plan and the condition PlanContradicted: a job is planned again for an
-    unchanged spec only if measurements contradict its plan, or if one of its nodes is faulty. Steps with model
-    parallelism do not update profiles. With model parallelism still allowed, the planner would therefore choose the
-    same plan again, or a similar one.
+    unchanged spec only if measurements contradict its plan, or if one of its nodes is faulty. Measured steps with model
+    parallelism correct most the plans that are like the measured one. With model parallelism still allowed, the planner
+    could therefore choose one of which less is known.
     """
     spec, current = parsed.spec, parsed.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:

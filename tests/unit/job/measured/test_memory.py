@@ -278,8 +278,13 @@ def test_profiles_with_memory_alone_displace_no_measurements() -> None:
         return {"metadata": meta, "spec": {"namespace": "team-a"}, "status": {"updated": (NOW - number * timedelta(1e-3)).isoformat()} | status}  # fmt: skip
 
     scripts = [profile(n, memory=[{"ranks": 1, "peakBytes": 5}]) for n in range(MAX_PROFILES + 3)]
-    measured = profile(10**4, compute=[{"batch": 8, "seconds": 0.5}])
-    assert set(expired([*scripts, measured], NOW)) == {f"p{MAX_PROFILES + n}" for n in range(3)}
+    compute, step = (
+        [{"batch": 8, "seconds": 0.5}],
+        {"strategy": "Sharded", "nodes": 2, "nodeDevices": 1, "batch": 8, "seconds": 1},
+    )
+    memory = [{"ranks": 1, "peakBytes": 5}]
+    measured = [profile(10**4, compute=compute), profile(10**4 + 1, memory=memory, splitSteps=[step])]
+    assert set(expired([*scripts, *measured], NOW)) == {f"p{MAX_PROFILES + n}" for n in range(3)}
 
 
 def test_profile_has_the_key_of_the_script() -> None:

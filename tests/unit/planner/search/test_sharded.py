@@ -117,6 +117,17 @@ def test_stated_units_need_less_memory_than_assumed_ones() -> None:
     assert found.recomputes and found.precision == "BF16"
 
 
+def test_too_little_main_memory_for_the_models_of_all_ranks_is_not_blamed_on_the_batch() -> None:
+    """Regression: lowering globalBatchSize was the advice, although the GPUs had enough memory for any batch."""
+    asked = replace(LARGE, **SHARDED, parameters=3 * 10**10, largest_unit=4 * 10**8, precision="BF16")
+    small = ClusterView(tuple(replace(node, free_memory_nbytes=192 * 2**30) for node in CLUSTER.nodes))
+    refused = rejected(asked, small)
+    assert (refused.reason, refused.field, refused.transient) == ("DoesNotFit", "spec.resources.memory", True)
+    assert "in which a pod with 2 ranks can create the model" in refused.message
+    assert rejected(replace(asked, global_batch=8), small).field == refused.field
+    assert chosen(asked).prediction.host_memory_nbytes > 192 * 2**30, "with more main memory, the same GPUs are enough"
+
+
 def test_ranks_on_cpus_hold_the_whole_model_at_their_start() -> None:
     small = replace(LARGE, **SHARDED, parameters=10**9, activation_nbytes_per_sample=10**7, flops_per_sample=6e9)
     assert chosen(small, CPUS).prediction.memory_nbytes > 4 * 10**9 * (1 + 1 / 3)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
 from dljob.perf.step import model_split as split
+from dljob.perf.workload.workload import in_precision
 from dljob.planner import Choice, Decision, FixedChoice, Infeasible, Request, plan
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
@@ -157,3 +158,15 @@ class TestHybrids:
         part = Part(option(request, 8), 4)
         found = [predicted(SplitCandidate(part, "Tensor", "Torch", 8, part.ranks // t), request) for t in (2, 4, 8)]
         assert [p.memory_nbytes for p in found] == sorted((p.memory_nbytes for p in found), reverse=True)
+
+
+def test_pipelines_send_activations_in_16_bits_also_between_convolutions() -> None:
+    """Regression: only parameters of convolutional networks are gathered in float32, but messages counted as much."""
+    slow = ClusterView(tuple(replace(each, link_bandwidth_Bps=1e5) for each in CLUSTER.nodes))
+    candidate = SplitCandidate(Part(option(RESNET, 1, slow), 2), "Pipeline", "MPI", 2)
+    sent = []
+    for precision in ("FP32", "BF16"):
+        found = predict(candidate, RESNET, split.cut_up(in_precision(workload_of(RESNET), precision)))
+        assert isinstance(found, Prediction), found
+        sent.append(found.communication_s)
+    assert sent[1] == pytest.approx(sent[0] / 2, rel=0.01)

@@ -19,12 +19,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from dltrain.comm.algorithms.torch_distributed import raise_lost
-from dltrain.models.sharding_units import LARGE_NBYTES, units_of
+from dltrain.models.sharding_units import units_of
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.timing.stopwatch import Lap, reading
 
-MAX_PART = 0.5
-"""Ranks warn if a model of at least ``LARGE_NBYTES`` has a unit with more than this part of its parameters."""
+WARN_NBYTES, MAX_PART = 2**26, 0.5
+"""Ranks warn if a model with at least so many bytes of parameters has a unit with more than this part of them."""
 
 
 def shard(
@@ -133,7 +133,7 @@ def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:
         [sum(p.nbytes for p in u.parameters()) for u in units[:-1]],
     )
     largest = max([total - sum(inner), *inner])
-    if total >= LARGE_NBYTES and largest > MAX_PART * total and torch.distributed.get_rank() == 0:
+    if total >= WARN_NBYTES and largest > MAX_PART * total and torch.distributed.get_rank() == 0:
         warnings.warn(
             f"t.wrap: model: found {100 * largest / total:.0f} % of the parameters in one unit of parallelism.strategy "
             f"Sharded; expected at most {100 * MAX_PART:.0f} %, because ranks gather a unit as a whole. Put the layers "

@@ -17,8 +17,7 @@ from dljob.perf.step.communication import Link, allreduce_s
 from dljob.perf.step.compute import active_part, step_overhead_s, update_s
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
-from dljob.perf.step.zero import element_nbytes
-from dljob.perf.workload.workload import REAL_NBYTES, Workload
+from dljob.perf.workload.workload import HALF_NBYTES, REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.evaluations import split_evaluations_s
@@ -94,6 +93,8 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     )
 
     def predicted_s(point: SplitPoint, on: Part) -> float | None:
+        if on.ranks % point.replicas:  # Edited by hand.
+            return None
         known = replace(candidate, part=on, micro_batches=point.micro_batches, replicas=point.replicas)
         if candidate.strategy == "Tensor":
             used = (name for name in COLLECTIVES if name == point.place.collective)
@@ -135,7 +136,7 @@ def prediction_of(
     on its device. ``host``: bytes of main memory that a pod needs. ``writers``: number of ranks that each write a part
     of a checkpoint. ``found``: what measured runs say about the step; None without any.
     """
-    option, ranks = part.option, part.ranks
+    option, ranks, factor = part.option, part.ranks, 1.0
     if found is not None:
         factor, certain = found.applied(_spread(part, step))
         step = replace(step, busy_s=factor * step.busy_s, mean_s=factor * step.mean_s, moving_s=factor * step.moving_s)
@@ -162,7 +163,7 @@ def prediction_of(
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
         basis="profile" if found is not None else basis_of([option]),
         host_memory_nbytes=host,
-        efficiency=min(1.0, option.alone_s(request.global_batch) / (step_s * ranks)),
+        efficiency=min(1.0, factor * option.alone_s(request.global_batch) / (step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
         evaluations_s=evaluating_s,
@@ -202,6 +203,11 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     )
 
 
+def _activation_nbytes(workload: Workload) -> int:
+    """Return the bytes of a number that ranks send to each other in forward and backward pass."""
+    return REAL_NBYTES if workload.precision == "FP32" else HALF_NBYTES
+
+
 def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nbytes: int) -> SplitStep:
     workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.split_over
     stages = model.cut_into(p)
@@ -213,7 +219,7 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model, bucket_
     once_s = min(update + overhead_s, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
     others_s = whole_s - once_s - slot_s
-    sent_nbytes = element_nbytes(workload) * samples * stages.boundary_elements
+    sent_nbytes = _activation_nbytes(workload) * samples * stages.boundary_elements
     busy_s = k * slot_s + overhead_s + update * stages.parameters / workload.parameters
 
     def moving_s(placement: Placement) -> float:
@@ -247,7 +253,7 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nb
     nodes = part.nodes if candidate.replicas == 1 else ceil(t / option.ranks_per_node)
     link, spread = link_of([option], [nodes])
     name = priced(candidate.collective, option.pool.is_gpu)
-    nbytes = element_nbytes(workload) * samples
+    nbytes = _activation_nbytes(workload) * samples
     sums = {n: float(allreduce_s(name, nbytes * n, float(t), link, nodes=nodes)) for n in set(pairs.summed_elements)}
     placement, *_ = placements(candidate)
     held = split.kept_part(pairs.parameters / workload.parameters, pairs.units, t) * workload.parameters

@@ -113,7 +113,8 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     if found.stage == 3:
 
         def predicted_s(point: SplitPoint, on: Part) -> float:
-            return step_s_of(on, _step(ZeroCandidate(on, 3, point.micro_batches), point.batch, workload))
+            measured = ZeroCandidate(on, 3, point.micro_batches)
+            return step_s_of(on, _step(measured, point.batch, point.workload or workload))
 
         place = Place(part.nodes, option.ranks_per_node)
         predicted = SplitPoint("Sharded", place, request.global_batch, step_s_of(part, step), k)
@@ -152,12 +153,20 @@ def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samp
     ranks, is_gpu = part.option.ranks_per_node, part.option.pool.is_gpu
     clients = ranks if found.stage == 3 else 1
     fixed = memory.AGENT_NBYTES + clients * workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
-    if not is_gpu:
-        return fixed + ranks * held
-    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks + workload.frozen_nbytes
+    return fixed + ranks * (_on_host_nbytes(found.stage, part.ranks, request, workload, samples) if is_gpu else held)
+
+
+def least_host_nbytes(ranks: int, ranks_per_node: int, request: Request, workload: Workload) -> int:
+    """Return the main memory in bytes that a pod needs on a GPU node with stage 3 and one sample on each rank."""
+    return memory.AGENT_NBYTES + ranks_per_node * _on_host_nbytes(3, ranks, request, workload, 1)
+
+
+def _on_host_nbytes(stage: Literal[2, 3], ranks: int, request: Request, workload: Workload, samples: int) -> int:
+    """Return the main memory in bytes that one of ``ranks`` ranks on GPUs needs."""
+    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / ranks + workload.frozen_nbytes
     batches = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes
-    if found.stage == 3:
+    if stage == 3:
         whole = REAL_NBYTES * workload.parameters + workload.frozen_nbytes
-        copies = max(whole, copied_nbytes(workload, part.ranks, request))
+        copies = max(whole, copied_nbytes(workload, ranks, request))
     copies = max(copies, workload.loading_nbytes)
-    return fixed + ranks * int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))
+    return int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))

@@ -44,6 +44,12 @@ def test_label_of_a_node_says_how_much_memory_its_gpus_have() -> None:
     assert "but a rank has 7.38 GiB" in rejected(ALONE, view(node(X9000, 8192))).message
 
 
+def test_node_without_a_label_takes_no_memory_from_those_with_one() -> None:
+    """Regression: the nodes that an autoscaler may add lack the label, and all GPUs of their type had that of a T4."""
+    (pool,) = eligible(RESNET, view(node(X9000, 49140), node(X9000))).pools
+    assert pool.gpu_nbytes == (49140 - 640) * 2**20
+
+
 def test_pool_has_the_memory_of_its_smallest_gpus() -> None:
     cluster = view(node(X9000, 32768), node(X9000, 24576), node(T4), node(T4, 15109), {"cpu": 4})
     found = {pool.device: pool.gpu_nbytes for pool in eligible(RESNET, cluster).pools}
