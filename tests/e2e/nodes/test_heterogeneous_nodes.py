@@ -107,7 +107,7 @@ def test_job_leaves_a_device_that_becomes_slow_and_meets_its_deadline(mixed: dic
     """The slow device uses the least energy and meets the deadline, until its node loses most of its CPUs.
 
     The training takes five minutes on it. With a quarter of the CPUs, the rest of it would take twenty. The fast device
-    needs more energy, because hack/test gives it 60 idle watts.
+    needs more energy, because hack/test gives it 60 idle watts, and the slow one none.
     """
     job = example("digits.yaml", job="hurried", devices=["cpu-fast", "cpu-slow"], nodes={"min": 1, "max": 1})
     objective = {"minimize": "Energy", "deadline": "11m"}
