@@ -9,7 +9,6 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from dltrain.models.sharding_units import largest_unit
 from dltrain.parallel.pytorch.sharded_units import UnitCommunication, shard
 
 WIDTH, LENGTH = 8, 5
@@ -117,9 +116,3 @@ def test_outputs_of_units_can_change_in_place(mesh: DeviceMesh) -> None:
     model(x).relu_().square().mean().backward()
     for parameter, gradient in zip(model.parameters(), exact, strict=True):
         assert isinstance(parameter.grad, DTensor) and torch.allclose(parameter.grad.to_local(), gradient)
-
-
-def test_large_model_without_a_list_is_one_unit() -> None:
-    """Fixed bug: no hint was printed, so that plans assumed a quarter of the parameters that ranks gather at once."""
-    assert largest_unit(nn.Linear(4096, 4096, device="meta")) == 4096 * 4097
-    assert largest_unit(nn.Linear(4096, 4000, device="meta")) is None
