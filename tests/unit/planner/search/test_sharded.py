@@ -1,5 +1,6 @@
 """Tests of plans with strategy Sharded: what they need, when they are chosen or named, and that the trainer accepts them."""
 
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,21 @@ def test_too_little_main_memory_for_the_models_of_all_ranks_is_not_blamed_on_the
     assert "in which a pod with 2 ranks can create the model" in refused.message
     assert rejected(replace(asked, global_batch=8), small).field == refused.field
     assert chosen(asked).prediction.host_memory_nbytes > 192 * 2**30, "with more main memory, the same GPUs are enough"
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_largest_memory_that_is_too_small_is_refused_as_memory(in_store: bool) -> None:
+    """Regression: within the memory of a pod beside its ranks, lowering globalBatchSize was the advice."""
+    asked = replace(LARGE, **SHARDED, parameters=3 * 10**10, largest_unit=4 * 10**8, precision="BF16")
+    asked = replace(asked, checkpoints_in_store=in_store)
+
+    def found(free_mebibytes: int) -> Decision | Infeasible:
+        nodes = tuple(replace(node, free_memory_nbytes=free_mebibytes * 2**20) for node in CLUSTER.nodes)
+        return plan(asked, ClusterView(nodes), {})
+
+    least = bisect_left(range(2**20), True, key=lambda free: isinstance(found(free), Decision))
+    refused = found(least - 1)
+    assert isinstance(refused, Infeasible) and refused.field == "spec.resources.memory"
 
 
 def test_ranks_on_cpus_hold_the_whole_model_at_their_start() -> None:

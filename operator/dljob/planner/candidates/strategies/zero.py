@@ -149,16 +149,22 @@ def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samp
     For checkpoints, each GPU rank copies its shards to main memory. With stage 3, each rank first creates the whole
     model there, and each rank has a client of the object store if the checkpoints are in one.
     """
-    part = found.part
-    ranks, is_gpu = part.option.ranks_per_node, part.option.pool.is_gpu
-    clients = ranks if found.stage == 3 else 1
-    fixed = memory.AGENT_NBYTES + clients * workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
-    return fixed + ranks * (_on_host_nbytes(found.stage, part.ranks, request, workload, samples) if is_gpu else held)
+    part, option = found.part, found.part.option
+    if option.pool.is_gpu:
+        held = _on_host_nbytes(found.stage, part.ranks, request, workload, samples)
+    return _pod_nbytes(found.stage, option.ranks_per_node, option.pool.is_gpu, workload, held)
 
 
 def least_host_nbytes(ranks: int, ranks_per_node: int, request: Request, workload: Workload) -> int:
     """Return the main memory in bytes that a pod needs on a GPU node with stage 3 and one sample on each rank."""
-    return memory.AGENT_NBYTES + ranks_per_node * _on_host_nbytes(3, ranks, request, workload, 1)
+    return _pod_nbytes(3, ranks_per_node, True, workload, _on_host_nbytes(3, ranks, request, workload, 1))
+
+
+def _pod_nbytes(stage: Literal[2, 3], ranks: int, is_gpu: bool, workload: Workload, each: int) -> int:
+    """Return the main memory in bytes of a pod with ``ranks`` ranks that need ``each`` bytes of it."""
+    clients = ranks if stage == 3 else 1
+    fixed = memory.AGENT_NBYTES + clients * workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
+    return fixed + ranks * each
 
 
 def _on_host_nbytes(stage: Literal[2, 3], ranks: int, request: Request, workload: Workload, samples: int) -> int:
