@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
-from dljob.api.spec.model import BLOCK_MODELS, BLOCK_REFERENCES
+from dljob.api.spec.model import BLOCK_MODELS, REFERENCES_WITHOUT_BLOCKS
 from dljob.calibrate.learned import measured_key, parts_of_key
 from dljob.cluster import cluster_view
 from dljob.job.identity import profile_key
@@ -97,8 +97,8 @@ def test_auto_never_uses_it_where_it_cannot_run(job_spec: DLJobSpec, why: str) -
 
 def test_the_api_names_the_models_with_blocks() -> None:
     assert [name for name in MODELS if builtin(name, None).checkpointed_nbytes is not None] == list(BLOCK_MODELS)
-    known = [name for name in REFERENCES if reference(name).checkpointed_nbytes is not None]
-    assert known == list(BLOCK_REFERENCES)
+    unknown = [name for name in REFERENCES if reference(name).checkpointed_nbytes is None]
+    assert unknown == list(REFERENCES_WITHOUT_BLOCKS)
 
 
 def test_hints_of_a_script_reach_the_planner() -> None:

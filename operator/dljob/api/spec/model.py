@@ -23,12 +23,25 @@ class ReferenceModel(StrEnum):
     ALEXNET = "AlexNet"
     VGG_16 = "VGG-16"
     GOOGLENET = "GoogLeNet"
+    RESNET_18 = "ResNet-18"
+    RESNET_34 = "ResNet-34"
+    RESNET_50 = "ResNet-50"
+    RESNET_101 = "ResNet-101"
     RESNET_152 = "ResNet-152"
+    VIT_B_16 = "ViT-B-16"
+    VIT_L_16 = "ViT-L-16"
     BERT_BASE = "BERT-base"
+    BERT_LARGE = "BERT-large"
     GPT_2 = "GPT-2"
     GPT_2_MEDIUM = "GPT-2-medium"
     GPT_2_LARGE = "GPT-2-large"
     GPT_2_XL = "GPT-2-XL"
+    LLAMA_2_7B = "Llama-2-7B"
+    LLAMA_2_13B = "Llama-2-13B"
+    LLAMA_2_70B = "Llama-2-70B"
+    LLAMA_3_2_1B = "Llama-3.2-1B"
+    LLAMA_3_8B = "Llama-3-8B"
+    LLAMA_3_70B = "Llama-3-70B"
 
 
 BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
@@ -40,8 +53,8 @@ PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
 BLOCK_MODELS = ("resnet18", "resnet50", "gpt-mini")
 """Built-in models with blocks, for activation checkpointing."""
 
-BLOCK_REFERENCES = ("ResNet-152", "BERT-base", "GPT-2", "GPT-2-medium", "GPT-2-large", "GPT-2-XL")
-"""Published models whose blocks the planner knows, for activation checkpointing."""
+REFERENCES_WITHOUT_BLOCKS = ("AlexNet", "VGG-16", "GoogLeNet")
+"""Published models of which the planner knows no blocks for activation checkpointing."""
 
 
 class ModelPairs(ApiModel):
@@ -77,7 +90,7 @@ class ModelHints(ApiModel):
             "has(self.like) ? !has(self.parameters) && !has(self.flopsPerSample) && "
             "(!has(self.activationBytesPerSample) || self.activationBytesPerSample == 0) : "
             "has(self.parameters) && has(self.flopsPerSample)",
-            "set hints.like (a known model, such as ResNet-152) and no other hint, or set both hints.parameters and "
+            "set hints.like (a known model, such as ResNet-50) and no other hint, or set both hints.parameters and "
             "hints.flopsPerSample, as python -m dltrain.profile prints them",
             lambda h: (
                 h.parameters is None and h.flops_per_sample is None and h.activation_bytes_per_sample == 0
@@ -171,7 +184,8 @@ class ModelHints(ApiModel):
         ReferenceModel | None,
         Field(
             description="A known model with about the same cost as yours, instead of figures. Its cost is for samples "
-            "of the usual size: images of 224 x 224; sequences of 512 tokens, for GPT-2 of 1024."
+            "of the usual size: images of 224 x 224; sequences of 512 tokens for BERT, 1024 for GPT-2, 4096 for "
+            "Llama 2, and 8192 for Llama 3."
         ),
     ] = None
     parameters: Annotated[int | None, Field(ge=1, le=10**15, description="Number of trainable parameters.")] = None
@@ -279,7 +293,7 @@ class ModelSpec(ApiModel):
         if self.hints is None:
             return False
         if self.hints.like is not None:
-            return self.hints.like.value in BLOCK_REFERENCES
+            return self.hints.like.value not in REFERENCES_WITHOUT_BLOCKS
         return self.hints.checkpointed_activation_bytes_per_sample is not None
 
 

@@ -19,7 +19,8 @@ from dljob.perf.fit.few_points import knots_through
 from dljob.perf.resources.power import slowed
 from dljob.perf.step.core_scaling import ONE_CORE, CoreUse
 from dljob.perf.workload import structure
-from dljob.perf.workload.layers import PRODUCTS, Layer
+from dljob.perf.workload.layer import Layer
+from dljob.perf.workload.layers import PRODUCTS
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}

@@ -22,7 +22,7 @@ from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
 from dljob.perf.resources import memory
 from dljob.perf.resources.memory import COPYING, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
-from dljob.perf.workload.layers import Layer
+from dljob.perf.workload.layer import Layer
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
 _BETWEEN = ("activation", "attention")

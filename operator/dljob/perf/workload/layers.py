@@ -1,4 +1,4 @@
-"""Layer tables: the cost of one sample in each layer, computed from shapes.
+"""Layer tables: the cost of one sample in each layer (``layer.Layer``), computed from shapes.
 
 The counts follow from the definitions of the layers. A convolution from c channels to f channels of h x w with k x k
 filters does 2 k² c f h w operations (multiply and add). Its backward pass does as many for the gradient of the filters,
@@ -11,57 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, Self
 
-
-@dataclass(frozen=True)
-class Layer:
-    """Costs of one layer, per sample except where stated. An element has 4 bytes."""
-
-    kind: str
-    parameters: int
-    """Number of trainable parameters, not per sample."""
-    tensors: int
-    """Number of tensors that hold the parameters, not per sample."""
-    forward_FLOPs: float
-    backward_FLOPs: float
-    moved_elements: float
-    """Elements that the forward and the backward pass read and write, without parameters."""
-    output_elements: float = 0.0
-    is_conv: bool = False
-    moved_16_nbytes: float = 0.0
-    """Bytes that both passes read and write with autocast to 16 bits, without parameters, but with conversions."""
-    follows: bool = False
-    """True if the trainer treats this layer and the previous one as one module, which pipeline stages never divide."""
-    recomputable: bool = False
-    """True if the layer is in a block, and activation checkpointing computes its forward pass again."""
-    forward_elements: float = 0.0
-    """The part of ``moved_elements`` that the forward pass reads and writes."""
-    forward_16_nbytes: float = 0.0
-    """The part of ``moved_16_nbytes`` that the forward pass reads and writes."""
-    heads: int = 0
-    """Number of attention heads; 0 for other layers."""
-    padding_part: float = 0.0
-    """Additional operations of a convolution whose kernels pad channels to ``LANES``, as a part of its operations."""
-    narrow_part: float = 0.0
-    """Additional time of a convolution with short output rows (``NARROW``) on CPUs, as a part of its operations."""
-    function_elements: float = 0.0
-    """Elements of which both passes compute an elementary function, per sample: exponentials of attention scores, GELU
-    and tanh. They take longer than memory traffic or usual operations."""
-    weight_accesses: int = 3
-    """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
-
-    def recomputed(self) -> "Layer":
-        """Return the layer with activation checkpointing: if it is in a block, its forward pass runs twice."""
-        if not self.recomputable:
-            return self
-        return replace(
-            self,
-            backward_FLOPs=self.backward_FLOPs + self.forward_FLOPs,
-            moved_elements=self.moved_elements + self.forward_elements,
-            moved_16_nbytes=self.moved_16_nbytes + self.forward_16_nbytes,
-            function_elements=1.5 * self.function_elements,
-            weight_accesses=self.weight_accesses + 1,
-        )
-
+from dljob.perf.workload.layer import Layer
 
 LANES = 16
 """Kernels of convolutions on CPUs pad the channels to a multiple of this: numbers of 4 bytes in an AVX-512 register."""
@@ -279,6 +229,12 @@ class Net:
     def layer_norm(self) -> Self:
         return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[-1], 2, in_float32=True)
 
+    def rms_norm(self) -> Self:
+        """Add an RMSNorm. It keeps its input and its result before the weights, as Hugging Face's code does."""
+        self._emit("norm", self.shape, 6.0 * prod(self.shape), self.shape[-1], 1, in_float32=True)
+        self._keep_besides(prod(self.shape), 4 * prod(self.shape))
+        return self
+
     def relu(self) -> Self:
         return self._emit("activation", self.shape, float(prod(self.shape)), keep="output")
 
@@ -287,6 +243,32 @@ class Net:
 
     def gelu(self) -> Self:
         return self._function("input")
+
+    def silu(self) -> Self:
+        return self._function("input")
+
+    def multiply(self, other: tuple[tuple[int, ...], int]) -> Self:
+        """Add a product by elements with another branch, of which both passes need both factors.
+
+        ``other``: the position where the other branch ends.
+        """
+        here, elements = self.at, prod(self.shape)
+        self.go(other)._keep(self._widths[other[1]])
+        self.go(here)._emit("multiply", self.shape, float(elements))
+        more, width = 3 * elements, self._widths[self._tensor]  # two reads and a gradient of the other factor
+        layer = self.layers[-1]
+        self.layers[-1] = replace(
+            layer,
+            moved_elements=layer.moved_elements + more,
+            moved_16_nbytes=layer.moved_16_nbytes + width * more,
+            forward_elements=layer.forward_elements + elements,
+            forward_16_nbytes=layer.forward_16_nbytes + width * elements,
+        )
+        return self
+
+    def rotary(self) -> Self:
+        """Add rotary embeddings (Su et al. 2021), which turn pairs of features by angles that depend on positions."""
+        return self._emit("rotary", self.shape, 4.0 * prod(self.shape), keep="nothing")
 
     def _function(self, keep: Literal["input", "output"]) -> Self:
         """Add an activation that computes an elementary function."""
@@ -352,11 +334,27 @@ class Net:
         tensors = 1 + (positions > 0) + (types > 0)
         return self._emit("embedding", (tokens, width), 0.0, rows * width, tensors, in_float32=True)
 
-    def projections(self, width: int) -> Self:
-        """Add a linear layer with ``width`` outputs for each of queries, keys and values. Call ``attention`` next."""
+    def image_tokens(self) -> Self:
+        """Turn an image (features, height, width) into a sequence of its pixels.
+
+        A learned token comes before them, and a learned embedding of each position is added.
+        """
+        features, *sides = self.shape
+        tokens = prod(sides) + 1
+        return self._emit("embedding", (tokens, features), 0.0, (tokens + 1) * features, 2, "nothing", in_float32=True)
+
+    def projections(self, width: int, shared: int | None = None, bias: bool = True, rotary: bool = False) -> Self:
+        """Add linear layers for queries, keys and values, which have ``width`` features each. Call ``attention`` next.
+
+        ``shared``: features of keys and of values if several heads of queries share each of their heads (grouped-query
+        attention). They are then repeated for each head, as code without kernels for it does.
+        """
         start = self.at
-        for _ in range(3):
-            self.go(start).linear(width)
+        for each in (width, shared or width, shared or width):
+            self.go(start).linear(each, bias)
+        if rotary:
+            self.shape = (start[0][0], width + (shared or width))
+            self.rotary()
         self.shape = (start[0][0], 3 * width)
         return self
 

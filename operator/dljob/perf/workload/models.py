@@ -48,15 +48,22 @@ def _shortcut(
     net.add().relu()
 
 
-def resnet18(data: Dataset) -> Net:
-    net = _stem(data)
-    for filters, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        for stride in (first, 1):
-            start = net.at
+def basic_blocks(data: Dataset, *depths: int, norm: Callable[[Net], Net] = Net.group_norm) -> Net:
+    """Return a residual network of blocks with two convolutions. The arguments are those of ``bottlenecks``."""
+    net = _stem(data, norm)
+    for stage, depth in enumerate(depths):
+        filters = 64 * 2**stage
+        for block in range(depth):
+            stride, start = 2 if stage and not block else 1, net.at
             with net.block():
-                net.conv(filters, 3, stride, bias=False).group_norm().relu().conv(filters, 3, bias=False).group_norm()
-                _shortcut(net, start, filters, stride)
+                norm(net.conv(filters, 3, stride, bias=False)).relu()
+                norm(net.conv(filters, 3, bias=False))
+                _shortcut(net, start, filters, stride, norm)
     return net.global_pool().linear(data.classes)
+
+
+def resnet18(data: Dataset) -> Net:
+    return basic_blocks(data, 2, 2, 2, 2)
 
 
 def bottlenecks(data: Dataset, *depths: int, norm: Callable[[Net], Net] = Net.group_norm) -> Net:

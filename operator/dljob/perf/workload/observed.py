@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dljob.perf.workload.layers import Layer
+from dljob.perf.workload.layer import Layer
 from dljob.perf.workload.workload import HINTED_RATIO, OBSERVED, REAL_NBYTES, LEAST_FLOPs, Workload, hinted
 
 MAX_LAYERS = 2000

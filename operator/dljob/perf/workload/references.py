@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dljob.perf.workload.datasets import Dataset
 from dljob.perf.workload.layers import Net
-from dljob.perf.workload.models import bottlenecks, decoder
+from dljob.perf.workload.models import add_block, basic_blocks, bottlenecks, decoder
 
 IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
 """ILSVRC 2012 (Russakovsky et al. 2015) with cropped images, in the format in which the trainer holds samples."""
@@ -19,6 +19,10 @@ WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
 OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
 """OpenWebText (Gokaslan and Cohen 2019) in sequences of 1024 tokens of GPT-2's vocabulary: 9,035,582,198 tokens, and
 4,434,897 held out."""
+LLAMA_2_TEXT = Dataset(488_281_250, 0, (4096,), 32_000, 4096 * 8)
+"""The 2.0 trillion tokens of Llama 2 (Touvron et al. 2023, arXiv 2307.09288, table 1) in sequences of its context."""
+LLAMA_3_TEXT = Dataset(1_904_296_875, 0, (8192,), 128_256, 8192 * 8)
+"""The 15.6 trillion tokens of Llama 3 (Dubey et al. 2024, arXiv 2407.21783) in sequences of 8192, its first context."""
 
 
 def alexnet(data: Dataset) -> Net:
@@ -79,19 +83,69 @@ def googlenet(data: Dataset) -> Net:
     return net.global_pool().dropout().linear(data.classes)
 
 
-def resnet152(data: Dataset) -> Net:
-    """Return ResNet-152 (He et al. 2015, table 1)."""
-    return bottlenecks(data, 3, 8, 36, 3, norm=Net.batch_norm)
+def resnet(blocks: Callable[..., Net], *depths: int) -> Callable[[Dataset], Net]:
+    """Return the function that builds a ResNet with batch norms (He et al. 2015, table 1).
+
+    ``blocks``: ``basic_blocks`` or ``bottlenecks``. ``depths``: numbers of blocks with 64, 128, 256, 512 filters.
+    """
+    return lambda data: blocks(data, *depths, norm=Net.batch_norm)
 
 
-def bert_base(data: Dataset) -> Net:
-    """Return BERT-base (Devlin et al. 2018): 12 layers, 12 heads, width 768, post-norm, with pooler, without a head."""
-    net = Net(*data.shape).embedding(data.classes, 768, positions=512, types=2).layer_norm().dropout()
-    for _ in range(12):
-        with net.block():
-            net.projections(768).attention(12).linear(768).dropout().add().layer_norm()
-            net.linear(4 * 768).gelu().linear(768).dropout().add().layer_norm()
-    return net.first_token().linear(768).tanh()
+def vit(width: int, blocks: int, heads: int, side: int = 16) -> Callable[[Dataset], Net]:
+    """Return the function that builds a vision transformer (Dosovitskiy et al. 2020, table 1).
+
+    ``side``: pixels on each side of the patches that become tokens.
+    """
+
+    def build(data: Dataset) -> Net:
+        net = Net(*data.shape).conv(width, side, side, pad=0).image_tokens()
+        for _ in range(blocks):
+            add_block(net, heads)
+        return net.layer_norm().first_token().linear(data.classes)
+
+    return build
+
+
+def bert(width: int, blocks: int, heads: int) -> Callable[[Dataset], Net]:
+    """Return the function that builds a BERT (Devlin et al. 2018): post-norm, with pooler, without a head."""
+
+    def build(data: Dataset) -> Net:
+        net = Net(*data.shape).embedding(data.classes, width, positions=512, types=2).layer_norm().dropout()
+        for _ in range(blocks):
+            with net.block():
+                net.projections(width).attention(heads).linear(width).dropout().add().layer_norm()
+                net.linear(4 * width).gelu().linear(width).dropout().add().layer_norm()
+        return net.first_token().linear(width).tanh()
+
+    return build
+
+
+bert_base = bert(768, 12, 12)
+
+
+def llama(
+    width: int, blocks: int, heads: int, hidden: int, shared_heads: int | None = None, tied: bool = False
+) -> Callable[[Dataset], Net]:
+    """Return the function that builds a Llama (Touvron et al. 2023): RMSNorm, rotary positions, gated linear units.
+
+    ``hidden``: features between the linear layers of a feed-forward network. ``shared_heads``: number of heads of keys
+    and values; None: that of queries. ``tied``: True if the output layer has the weights of the embedding.
+    """
+    shared = None if shared_heads is None else shared_heads * width // heads
+
+    def build(data: Dataset) -> Net:
+        net = Net(*data.shape).embedding(data.classes, width, positions=0)
+        for _ in range(blocks):
+            with net.block():
+                net.rms_norm().projections(width, shared, bias=False, rotary=True).attention(heads)
+                net.linear(width, bias=False).add().rms_norm()
+                start = net.at
+                gate = net.linear(hidden, bias=False).silu().at
+                net.go(start).linear(hidden, bias=False).multiply(gate).linear(width, bias=False).add()
+        with net.as_one():
+            return net.rms_norm().linear(data.classes, bias=False, tied=tied)
+
+    return build
 
 
 def gpt2(data: Dataset) -> Net:
@@ -114,11 +168,24 @@ REFERENCES: dict[str, tuple[Callable[[Dataset], Net], Dataset]] = {
     "AlexNet": (alexnet, IMAGENET),
     "VGG-16": (vgg16, IMAGENET),
     "GoogLeNet": (googlenet, IMAGENET),
-    "ResNet-152": (resnet152, IMAGENET),
+    "ResNet-18": (resnet(basic_blocks, 2, 2, 2, 2), IMAGENET),
+    "ResNet-34": (resnet(basic_blocks, 3, 4, 6, 3), IMAGENET),
+    "ResNet-50": (resnet(bottlenecks, 3, 4, 6, 3), IMAGENET),
+    "ResNet-101": (resnet(bottlenecks, 3, 4, 23, 3), IMAGENET),
+    "ResNet-152": (resnet(bottlenecks, 3, 8, 36, 3), IMAGENET),
+    "ViT-B-16": (vit(768, 12, 12), IMAGENET),
+    "ViT-L-16": (vit(1024, 24, 16), IMAGENET),
     "BERT-base": (bert_base, WIKIPEDIA),
+    "BERT-large": (bert(1024, 24, 16), WIKIPEDIA),
     "GPT-2": (gpt2, OPENWEBTEXT),
     "GPT-2-medium": (gpt2_medium, OPENWEBTEXT),
     "GPT-2-large": (gpt2_large, OPENWEBTEXT),
     "GPT-2-XL": (gpt2_xl, OPENWEBTEXT),
+    "Llama-2-7B": (llama(4096, 32, 32, 11_008), LLAMA_2_TEXT),
+    "Llama-2-13B": (llama(5120, 40, 40, 13_824), LLAMA_2_TEXT),
+    "Llama-2-70B": (llama(8192, 80, 64, 28_672, 8), LLAMA_2_TEXT),
+    "Llama-3.2-1B": (llama(2048, 16, 32, 8192, 8, tied=True), LLAMA_3_TEXT),
+    "Llama-3-8B": (llama(4096, 32, 32, 14_336, 8), LLAMA_3_TEXT),
+    "Llama-3-70B": (llama(8192, 80, 64, 28_672, 8), LLAMA_3_TEXT),
 }
 """Model name -> (function that builds its layer table, dataset of the published model)."""

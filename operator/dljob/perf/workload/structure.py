@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from dljob.perf.workload.layers import Layer
+from dljob.perf.workload.layer import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 CORE_FLOPs = 96e9

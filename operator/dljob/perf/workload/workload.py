@@ -6,7 +6,8 @@ from typing import Literal
 
 from dlcontract import Precision
 from dljob.perf.workload.datasets import DATASETS, Dataset
-from dljob.perf.workload.layers import Layer, Net
+from dljob.perf.workload.layer import Layer
+from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import REFERENCES
 

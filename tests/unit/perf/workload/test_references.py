@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dljob.api.spec import BUILTIN_MODELS, ReferenceModel
 from dljob.cluster import catalogue
 from dljob.perf.step.compute import catalogue_curve
-from dljob.perf.workload.layers import Layer, Net
+from dljob.perf.workload.layer import Layer
+from dljob.perf.workload.layers import Net
 from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, REFERENCES, WIKIPEDIA, alexnet, bert_base, gpt2, vgg16
 from dljob.perf.workload.workload import Workload, builtin, reference
 from dljob.planner import Request
@@ -22,14 +23,28 @@ PUBLISHED = {  # parameters; forward multiply-adds of one sample of the given po
     "AlexNet": (61_100_840, 0.714e9, None),
     "VGG-16": (138_357_544, 15.47e9, None),
     "GoogLeNet": (6_624_904, 1.498e9, None),
+    "ResNet-18": (11_689_512, 1.814e9, None),
+    "ResNet-34": (21_797_672, 3.664e9, None),
+    "ResNet-50": (25_557_032, 4.089e9, None),
+    "ResNet-101": (44_549_160, 7.801e9, None),
     "ResNet-152": (60_192_808, 11.514e9, None),
+    "ViT-B-16": (86_567_656, 17.564e9, None),
+    "ViT-L-16": (304_326_632, 61.555e9, None),
     # Parameters of Hugging Face's BertModel; Sun et al. 2020 (MobileBERT), table 4: 22.5e9 operations at 128 tokens
     "BERT-base": (109_482_240, 22.5e9 / 2, 128),
+    "BERT-large": (335_141_888, None, None),
     # Parameters of OpenAI's checkpoints; operations of the first two as Karpathy's nanoGPT counts them at 1024 tokens
     "GPT-2": (124_439_808, 291_648_307_200 / 2, None),
     "GPT-2-medium": (354_823_168, 830_172_299_264 / 2, None),
     "GPT-2-large": (774_030_080, None, None),
     "GPT-2-XL": (1_557_611_200, None, None),
+    # Parameters of Hugging Face's LlamaForCausalLM with the configurations that Meta published
+    "Llama-2-7B": (6_738_415_616, None, None),
+    "Llama-2-13B": (13_015_864_320, None, None),
+    "Llama-2-70B": (68_976_648_192, None, None),
+    "Llama-3.2-1B": (1_235_814_400, None, None),
+    "Llama-3-8B": (8_030_261_248, None, None),
+    "Llama-3-70B": (70_553_706_496, None, None),
 }
 SIZES = {"GPT-2": (12, 768), "GPT-2-medium": (24, 1024), "GPT-2-large": (36, 1280), "GPT-2-XL": (48, 1600)}
 MATRIX = ("conv", "linear", "attention")
@@ -63,6 +78,19 @@ def test_decoder_operations_match_narayanan_et_al(name: str, size: tuple[int, in
     (blocks, h), s, vocabulary = size, 1024, 50_257
     expected = 24 * s * blocks * h**2 * (1 + s / (6 * h) + vocabulary / (12 * blocks * h))
     assert products(REFERENCES[name][0](OPENWEBTEXT)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name.startswith("Llama")])
+def test_operations_of_llamas_match_hoffmann_et_al(name: str) -> None:
+    """Compare with 2 operations for each weight in a product and token (Hoffmann et al. 2022, appendix F), and scores."""
+    workload, (_, data) = reference(name), REFERENCES[name]
+    attention = [layer.forward_FLOPs for layer in workload.layers if layer.kind == "attention"]
+    once = next(layer.parameters for layer in workload.layers if layer.kind == "embedding")
+    norms = sum(layer.parameters for layer in workload.layers if layer.kind == "norm")
+    weights = workload.parameters - norms - (0 if "3.2" in name else once)  # that of the output layer is tied
+    tokens = data.shape[0]
+    assert sum(attention) == pytest.approx(len(attention) * 4 * tokens**2 * (once / data.classes))
+    assert products(REFERENCES[name][0](data)) == pytest.approx(2 * weights * tokens + sum(attention), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", REFERENCES)

@@ -2,7 +2,7 @@
 
 from dljob.api.base import Rule
 from dljob.api.compatibility import COMPATIBLE, Condition, chosen
-from dljob.api.spec.model import BLOCK_MODELS, BLOCK_REFERENCES
+from dljob.api.spec.model import BLOCK_MODELS, REFERENCES_WITHOUT_BLOCKS
 from dljob.api.spec.parallelism import ActivationCheckpointing, Precision
 
 
@@ -23,7 +23,7 @@ _CHECKPOINTING_PLAN = _of_plan("activationCheckpointing")
 _HAS_BLOCKS = Condition(
     "!has(self.model) || !has(self.model.name) && !has(self.model.hints) || "
     f"has(self.model.name) && self.model.name in {list(BLOCK_MODELS)} || has(self.model.hints) && "
-    f"(has(self.model.hints.like) && self.model.hints.like in {list(BLOCK_REFERENCES)} || "
+    f"(has(self.model.hints.like) && !(self.model.hints.like in {list(REFERENCES_WITHOUT_BLOCKS)}) || "
     "has(self.model.hints.checkpointedActivationBytesPerSample))",
     lambda s: not s.model.given or s.model.has_blocks,
 )
@@ -83,8 +83,8 @@ COMPUTATION_RULES = (
         "activationCheckpointing",
         f"{_ALWAYS}{_HAS_BLOCKS.cel}",
         f"activationCheckpointing Always needs a model with blocks: choose model.name {', '.join(BLOCK_MODELS)} or "
-        f"model.hints.like {', '.join(BLOCK_REFERENCES)}, set model.hints.checkpointedActivationBytesPerSample, or set "
-        "activationCheckpointing to Never",
+        f"a model.hints.like other than {', '.join(REFERENCES_WITHOUT_BLOCKS)}, set "
+        "model.hints.checkpointedActivationBytesPerSample, or set activationCheckpointing to Never",
         lambda s: s.activation_checkpointing is not ActivationCheckpointing.ALWAYS or _HAS_BLOCKS.holds(s),
     ),
 )
