@@ -13,7 +13,7 @@ from support.virtual_time import run
 
 BOTH: Json = {**SPEC, "epochs": 1_000_000, "checkpoint": {"volume": {"claimName": "data"}}}
 """A job that needs both nodes for days, and writes checkpoints."""
-STEP_S = 30.0
+STEP_S = 60.0
 
 
 def classed(name: str) -> Json:
