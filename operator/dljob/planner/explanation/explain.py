@@ -234,6 +234,9 @@ def warning(
     if chosen.splits_model and request.parameters is not None and not stated:
         warnings.append(_assumed_layers(chosen))
     warnings += _doubts(request, nodes, learned)
+    if chosen.prediction.doubt is not None:
+        of = request.key(chosen.precision, chosen.recomputes), chosen.groups[0].device, chosen.prediction.doubt
+        warnings.append(_not_used(*of) if request.model is not None else _unexplained(*of))
     for pool in nodes.pools:
         if group := next((g for g in chosen.groups if g.device == pool.device), None):
             if pool.unequal and group.ranks_per_node * group.cores <= pool.cpu:
@@ -279,12 +282,25 @@ def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str],
     precisions = PRECISIONS if request.precision is None else (request.precision,)
     again = {"Never": (False,), "Always": (True,), "Auto": (False, True)}[request.recomputation]
     return hardware + [
-        f"profile of {name} on {pool.device}: {'; '.join(known.doubts)}. The plan does not use these measurements. "
-        "Delete the DLProfile of this model and device, so that the next run measures it again"
+        _not_used(name, pool.device, "; ".join(known.doubts))
         for pool in nodes.pools
         for name in [request.key(precision, recomputes) for precision in precisions for recomputes in again]
         if (known := learned.get((name, pool.device))) is not None and known.doubts
     ]
+
+
+def _unexplained(model: str, device: str, doubt: str) -> str:
+    return (
+        f"profile of {model} on {device}: {doubt} by spec.model.hints. The plan uses the measurement. Correct the "
+        "hints, or delete the DLProfile of this model and device if the measurement is wrong"
+    )
+
+
+def _not_used(model: str, device: str, doubts: str) -> str:
+    return (
+        f"profile of {model} on {device}: {doubts}. The plan does not use these measurements. "
+        "Delete the DLProfile of this model and device, so that the next run measures it again"
+    )
 
 
 def _missed(request: Request, chosen: Choice) -> str:

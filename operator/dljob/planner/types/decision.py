@@ -64,6 +64,8 @@ class Prediction:
     """Part of ``total_s``: restarts and repeated steps because of these interruptions."""
     checkpoints_s: float = 0.0
     """Part of ``total_s``: the training time that checkpoints cost; 0 if the job's script writes them itself."""
+    doubt: str | None = None
+    """Text about a measured step with this strategy that nothing explains; None without one."""
 
     @property
     def step_p10_s(self) -> float:

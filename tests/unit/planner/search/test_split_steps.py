@@ -85,6 +85,37 @@ def test_an_equal_plan_has_the_measured_step_and_larger_ones_most_of_its_error(s
     assert spread(again) < spread(larger) < spread(large)
 
 
+@pytest.mark.parametrize("factor", [1 / 30, 30])
+@pytest.mark.parametrize("strategy", ["Pipeline", "Tensor"])
+def test_step_of_a_built_in_model_that_cannot_be_right_is_named_and_not_used(strategy: str, factor: float) -> None:
+    """Regression: it was left out without a word."""
+    asked = request(strategy)
+    first = chosen(asked)
+    wrong = ran(first, asked, factor)
+    found = plan(asked, FOUR, {(asked.key(), "cpu"): Learned(split_steps=(wrong,))})
+    assert isinstance(found, Decision)
+    assert found.chosen.prediction.step_s == first.prediction.step_s
+    assert found.warning is not None and "does not use these measurements" in found.warning
+    assert f"profile of gpt-mini on cpu: found a step of {duration(wrong.step_s)} on 2 ranks" in found.warning
+
+
+@pytest.mark.parametrize("factor", [1 / 1000, 1000])
+def test_measured_step_of_a_script_counts_however_wrong_its_hints_are(factor: float) -> None:
+    """Regression: with hints that were 30 times too small, plans expected a 30th of each measured step for ever."""
+    asked = request("Sharded")
+    first = chosen(asked)
+
+    def after(factor: float) -> Decision:
+        found = plan(asked, FOUR, {(asked.key(), "cpu"): Learned(split_steps=(ran(first, asked, factor),))})
+        assert isinstance(found, Decision)
+        return found
+
+    again = after(factor)
+    assert abs(log(again.chosen.prediction.step_s / first.prediction.step_s)) > 0.8 * log(1000)
+    assert again.warning is not None and "Correct the hints" in again.warning
+    assert after(1.5).warning is None
+
+
 def test_prediction_is_no_surer_than_equal_runs_on_the_device_are_equal() -> None:
     """Regression: on devices with noisy neighbours, steps within the usual differences exceeded the p90 of plans."""
     asked, noisy = request("Sharded"), {("other", "cpu"): Learned(repeats=Repeats(20, 0.4))}
@@ -232,12 +263,11 @@ def test_a_slow_run_on_cpus_does_not_lead_to_another_division_of_the_cores() -> 
     assert chosen(asked, (ran(first, asked, 2.0),), box).summary == first.summary
 
 
-def test_an_unexplained_step_and_one_without_cores_or_of_another_strategy_change_nothing() -> None:
+def test_step_without_cores_or_of_another_strategy_changes_nothing() -> None:
     asked = request("Sharded")
     first = chosen(asked)
     point = ran(first, asked, 2.0)
     others = (
-        replace(point, step_s=100 * point.step_s),
         replace(point, place=replace(point.place, cores=None)),
         replace(point, strategy="Tensor"),
     )

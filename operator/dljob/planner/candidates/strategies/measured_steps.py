@@ -17,6 +17,7 @@ from dljob.perf.step.step import SPREAD
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, on_machine
 from dljob.planner.candidates.options import Option
+from dljob.planner.types.texts import duration
 
 LENGTH = 4.0
 """Distance at which the correlation of two errors is 1 / e. Twice as many ranks have a correlation of 0.84 with as many
@@ -25,7 +26,9 @@ OTHER_WORKLOAD = 0.5
 """Distance of equal runs of which one computed in another precision, or with activation checkpointing: the logarithm of
 the ratio of both errors then has half of the standard deviation of one, about as much as ``PRECISION_SPREAD``."""
 LARGEST_RATIO = 20.0
-"""Ratios of measured and predicted steps beyond this factor, or its inverse, are not used: nothing explains them."""
+"""Ratios of measured and predicted steps beyond this factor, or its inverse, have nothing that explains them.
+
+Such steps of a built-in model are not used. Those of a script are, because its hints may be wrong by any factor."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,33 @@ class Correction:
         return exp(gain * self.log_ratio), min(spread, hypot(left, noise))
 
 
-def correction(
-    part: Part, candidate: SplitPoint, predicted_s: Callable[[SplitPoint, Part], float | None]
-) -> Correction | None:
-    """Return what the nearest measured run of the strategy says; None without any.
+@dataclass(frozen=True)
+class Evidence:
+    """What measured runs say about a predicted step.
+
+    ``correction``: that of the nearest run that counts; None without any. ``doubt``: a text about the nearest run with
+    a step that nothing explains (``LARGEST_RATIO``); None without any.
+    """
+
+    correction: Correction | None = None
+    doubt: str | None = None
+
+
+NO_EVIDENCE = Evidence()
+
+
+def evidence(
+    part: Part, candidate: SplitPoint, predicted_s: Callable[[SplitPoint, Part], float | None], is_script: bool
+) -> Evidence:
+    """Return what the measured runs of the strategy say.
 
     ``part``: the nodes and ranks of the candidate. ``candidate``: its predicted step. ``predicted_s``: the predicted
     seconds of a measured run's step on its nodes and ranks, without input and without a correction; None if it cannot
-    be predicted.
+    be predicted. ``is_script``: True unless the model is built in.
     """
-    option = part.option
+    option, doubt = part.option, None
     if option.learned is None or not option.learned.split_steps:
-        return None
+        return NO_EVIDENCE
     known = [
         (_distance(candidate, each) + _layout_distance(option, _layout_of(option, each)), each)
         for each in option.learned.split_steps
@@ -71,10 +89,19 @@ def correction(
     for distance, nearest in sorted(known, key=lambda each: each[0]):
         own = _as_measured(option, nearest)
         step_s = predicted_s(nearest, replace(part, option=own, nodes=nearest.place.nodes))
-        if step_s and 1 / LARGEST_RATIO <= nearest.step_s / step_s <= LARGEST_RATIO:
+        if not step_s:
+            continue
+        explained = abs(log(nearest.step_s / step_s)) <= log(LARGEST_RATIO)
+        if not explained and doubt is None:
+            doubt = (
+                f"found a step of {duration(nearest.step_s)} on {nearest.place.devices} ranks with strategy "
+                f"{nearest.strategy}; expected about {duration(step_s)}"
+            )
+        if explained or is_script:
             repeats = SPREAD["profile"] if option.speed_of is None else option.speed_of(None).repeats
-            return Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations, repeats)
-    return None
+            found = Correction(log(nearest.step_s / step_s), exp(-distance / LENGTH), nearest.observations, repeats)
+            return Evidence(found, doubt)
+    return Evidence(doubt=doubt)
 
 
 def _as_measured(option: Option, point: SplitPoint) -> Option:

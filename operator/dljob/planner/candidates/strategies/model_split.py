@@ -24,7 +24,7 @@ from dljob.planner.candidates.cost.evaluations import split_evaluations_s
 from dljob.planner.candidates.cost.whole_training import whole_training
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of
-from dljob.planner.candidates.strategies.measured_steps import Correction, correction
+from dljob.planner.candidates.strategies.measured_steps import NO_EVIDENCE, Evidence, evidence
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.candidates.strategies.split_memory import host_room_nbytes, split_memory
 from dljob.planner.types import Choice, Group, Prediction, Refusal, Request
@@ -104,8 +104,8 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         except ValueError:  # The model has changed.
             return None
 
-    found = correction(part, predicted, predicted_s)
-    return prediction_of(part, step, request, model.workload, batch, held, host, found=found)
+    found = evidence(part, predicted, predicted_s, is_script=request.model is None)
+    return prediction_of(part, step, request, model.workload, batch, held, host, measured=found)
 
 
 def _step(candidate: SplitCandidate, batch: int, model: split.Model, bucket_nbytes: int) -> SplitStep:
@@ -128,15 +128,15 @@ def prediction_of(
     held: int,
     host: int,
     writers: int = 1,
-    found: Correction | None = None,
+    measured: Evidence = NO_EVIDENCE,
 ) -> Prediction:
     """Return the prediction of a plan on equal ranks. ``step``: the predicted parts of its step time.
 
     ``batch``: number of samples whose input each rank prepares in a step. ``held``: bytes of memory that a rank needs
     on its device. ``host``: bytes of main memory that a pod needs. ``writers``: number of ranks that each write a part
-    of a checkpoint. ``found``: what measured runs say about the step; None without any.
+    of a checkpoint. ``measured``: what measured runs say about the step.
     """
-    option, ranks, factor = part.option, part.ranks, 1.0
+    option, ranks, factor, found = part.option, part.ranks, 1.0, measured.correction
     if found is not None:
         factor, certain = found.applied(_spread(part, step))
         step = replace(step, busy_s=factor * step.busy_s, mean_s=factor * step.mean_s, moving_s=factor * step.moving_s)
@@ -167,6 +167,7 @@ def prediction_of(
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
         evaluations_s=evaluating_s,
+        doubt=measured.doubt,
     )
     return whole_training(made, request, workload, [part.fetching_nodes], 1 / part.nodes, writers)
 

@@ -22,7 +22,7 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
-from dljob.planner.candidates.strategies.measured_steps import correction
+from dljob.planner.candidates.strategies.measured_steps import NO_EVIDENCE, evidence
 from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of, step_s_of
 from dljob.planner.types import Prediction, Request
 from dljob.planner.types.texts import rate
@@ -109,7 +109,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
     held = int(held_nbytes(workload, found.stage, n, samples, option.device, request))
     host = host_nbytes(found, request, workload, samples, held)
     writers = n if found.stage == 3 else 1
-    known, step = None, _step(found, request.global_batch, workload)
+    known, step = NO_EVIDENCE, _step(found, request.global_batch, workload)
     if found.stage == 3:
 
         def predicted_s(point: SplitPoint, on: Part) -> float:
@@ -118,7 +118,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
 
         place = Place(part.nodes, option.ranks_per_node)
         predicted = SplitPoint("Sharded", place, request.global_batch, step_s_of(part, step), k)
-        known = correction(part, predicted, predicted_s)
+        known = evidence(part, predicted, predicted_s, is_script=request.model is None)
     return prediction_of(part, step, request, workload, local, held, host, writers, known)
 
 
