@@ -24,10 +24,7 @@ from benchmarks.perfmodel.large_models import MEGATRON, MEGATRON_2B
 from dlcontract import Precision
 from dljob.cluster import catalogue
 from dljob.perf.step.compute import roofline
-from dljob.perf.workload.layers import Net
-from dljob.perf.workload.models import bottlenecks
-from dljob.perf.workload.references import IMAGENET
-from dljob.perf.workload.workload import Workload, in_precision, of_layers, recomputing, reference
+from dljob.perf.workload.workload import Workload, in_precision, recomputing, reference
 
 V100, A100, RTX = "Tesla-V100-SXM2-16GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-GeForce-RTX-2080-Ti"
 V100_32 = "Tesla-V100-SXM2-32GB"
@@ -67,8 +64,6 @@ PUBLISHED = (
 
 def workload(model: str) -> Workload:
     """Return the workload of a published model in float32."""
-    if model == "ResNet-50":
-        return of_layers(model, bottlenecks(IMAGENET, 3, 4, 6, 3, norm=Net.batch_norm), IMAGENET)
     if model == "GPT 1.7B":
         return MEGATRON_2B.gpt(MEGATRON)
     return reference(model)
