@@ -139,15 +139,15 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "example"),
+    ("page", "script", "example"),
     [
-        ("train_five_lines.py", "own-script.yaml"),
-        ("train_pipeline.py", "pipeline-script.yaml"),
-        ("train_gan.py", "gan-script.yaml"),
+        ("your-own-script", "train_five_lines.py", "own-script.yaml"),
+        ("large-models", "train_pipeline.py", "pipeline-script.yaml"),
+        ("frozen-and-several-models", "train_gan.py", "gan-script.yaml"),
     ],
 )
-def test_page_shows_the_script_and_the_manifest_of_the_example(script: str, example: str) -> None:
-    page = (ROOT / "docs/how-to/your-own-script.md").read_text()
+def test_page_shows_the_script_and_the_manifest_of_the_example(page: str, script: str, example: str) -> None:
+    page = (ROOT / f"docs/how-to/{page}.md").read_text()
     text = (ROOT / "examples/scripts" / script).read_text()
     assert f"```python\n{text[text.index('import torch') :]}```\n" in page
     job = (ROOT / "examples" / example).read_text().partition("---\n")[2]

@@ -317,8 +317,8 @@ class Blocks(nn.Module):
 
 
 def test_code_of_the_page_trains_and_uses_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs/how-to/your-own-script.md").read_text(encoding="utf-8")
-    section = page.partition("### LoRA")[2].partition("\n### ")[0]
+    page = (ROOT / "docs/how-to/frozen-and-several-models.md").read_text(encoding="utf-8")
+    section = page.partition("## LoRA")[2].partition("\n## ")[0]
     training, use = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     save_file(Blocks().state_dict(), tmp_path / "base.safetensors")
 
