@@ -157,6 +157,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     found: list[Found] = []
     refusals: list[Refusal] = list(nodes.refusals)
     typed = [workload]
+    cause: Infeasible | None = None
     if request.strategy in ("Pipeline", "Tensor"):
         groups = fixed_candidates(request, nodes, workload, learned) if request.fixed else []
         if isinstance(groups, Infeasible):
@@ -164,7 +165,10 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         own = [part for parts in groups for part in parts]
         asked = model_split.candidates(request, nodes, workload, learned, own)
         if isinstance(asked, Infeasible):
-            return asked
+            if asked.reason != "DoesNotFit":
+                return asked
+            cause = asked
+            asked = [], list(asked.refusals)
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.strategy == "Sharded":
         asked = sharded.candidates(request, nodes, workload, learned)
@@ -210,7 +214,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     )
     if chosen is None:
         refusals += sharded.offered(request, nodes, workload, learned)
-        wrong = with_cause(request, workload, nodes, nothing_fits(request, nodes, tuple(refusals)))
+        wrong = cause or with_cause(request, workload, nodes, nothing_fits(request, nodes, tuple(refusals)))
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, kept)
     refusals += model_parallel_refusals(request, chosen, kept, candidates)

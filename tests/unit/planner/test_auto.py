@@ -17,7 +17,7 @@ from dljob.planner.candidates.node_layout import largest_layouts
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
-from dljob.planner.candidates.strategies.model_split import micro_batch_counts
+from dljob.planner.candidates.strategies.micro_batches import micro_batch_counts
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid

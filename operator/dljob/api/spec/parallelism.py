@@ -178,10 +178,10 @@ class Parallelism(ApiModel):
             ge=1,
             le=4096,
             description="Number of micro-batches. Pipeline splits the batch of each replica into so many (default: "
-            "four times the number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 "
-            "turns. With Data, Optimizer and Sharded, each rank splits its part of a batch into so many and "
-            "accumulates their gradients; a training script needs t.steps(loader, accumulate=True). Default: see "
-            "gradientAccumulation.",
+            "four times the number of stages, or more if memory needs it); with p stages and k micro-batches, each "
+            "stage is idle in p-1 of k+p-1 turns. With Data, Optimizer and Sharded, each rank splits its part of a "
+            "batch into so many and accumulates their gradients; a training script needs "
+            "t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
         ),
     ] = None
     gradient_accumulation: Annotated[

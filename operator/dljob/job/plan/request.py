@@ -155,6 +155,7 @@ def planner_request(
         stages=spec.parallelism.stages,
         replicas=spec.parallelism.replicas or (None if spec.parallelism.strategy is ParallelismStrategy.AUTO else 1),
         micro_batches=micro_batches(spec),
+        may_divide_further=spec.parallelism.stages is not None and spec.parallelism.micro_batches is None,
         chooses_micro_batches=chooses_micro_batches(spec),
         may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,
         precision=precision(spec),
@@ -287,8 +288,9 @@ def _no_recomputation_reason(spec: DLJobSpec) -> str | None:
 def micro_batches(spec: DLJobSpec) -> int:
     """Return the number of micro-batches that the spec asks for; 1 if it asks for none.
 
-    If the spec has pipeline stages but no number, use ``MICRO_BATCHES_PER_STAGE`` for each stage. The result is at most
-    the global batch size, because each micro-batch needs at least one sample.
+    If the spec has pipeline stages but no number, use ``MICRO_BATCHES_PER_STAGE`` for each stage. The planner may then
+    choose more (``Request.may_divide_further``). The result is at most the global batch size, because each micro-batch
+    needs at least one sample.
     """
     if spec.trainer.framework in _REDUCED_BY_SCRIPT:
         return 1  # such scripts accumulate gradients themselves

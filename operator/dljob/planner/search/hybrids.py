@@ -8,9 +8,8 @@ from typing import Literal
 
 from dljob.perf.step import model_split as split
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.strategies.model_split import micro_batch_counts, predict
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
-from dljob.planner.types import CollectiveName, Prediction, Refusal, Request
+from dljob.planner.types import CollectiveName, Request
 
 MICRO_BATCHES_PER_STAGE = 4
 """Default number of micro-batches for each stage of a pipeline. With p stages, the pipeline bubble is then the fraction
@@ -48,22 +47,3 @@ def hybrids(
         batch = -(-request.global_batch // replicas)
         micro_batches = 1 if kind == "Tensor" else min(MICRO_BATCHES_PER_STAGE * size, batch)
         yield SplitCandidate(part, kind, request.collective or reducing(part), micro_batches, replicas, anywhere)
-
-
-def fewest_micro_batches(
-    candidate: SplitCandidate, request: Request, model: split.Model, *, divides: bool = False
-) -> tuple[SplitCandidate, Prediction] | None:
-    """Return the candidate with at least its own number of micro-batches that fits into memory, and its prediction.
-
-    Return None if none does. ``divides``: True if tensor-parallel groups may divide batches too.
-    """
-    batch = -(-request.global_batch // candidate.replicas)
-    counts = [k for k in micro_batch_counts(batch, candidate.micro_batches) if k >= min(batch, candidate.micro_batches)]
-    if candidate.strategy == "Tensor" and not divides:
-        counts = [1]
-    for k in counts:
-        tried = candidate.divided(k)
-        found = predict(tried, request, model)
-        if not isinstance(found, Refusal):
-            return tried, found
-    return None

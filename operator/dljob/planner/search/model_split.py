@@ -1,9 +1,9 @@
 """Search for model-parallel plans (strategies Pipeline and Tensor) with equal ranks on one type of device.
 
-If the user requests Pipeline, each stage has one rank per replica. If the user requests Tensor, the planner chooses the
-fastest number of ranks. With strategy Auto, every number of stages that the trainer supports is a candidate beside the
-data-parallel plans, and some hybrids (``hybrids``) too. The planner then chooses a model-parallel candidate only if it
-is better despite the uncertainty of its prediction (``objective.best``).
+With strategy Pipeline, each stage has one rank per replica. With Tensor, the planner chooses the fastest number of
+ranks. With Auto, every number of stages that the trainer supports is a candidate beside the data-parallel plans, and
+some hybrids (``hybrids``) too. The planner then chooses a model-parallel candidate only if it is better despite the
+uncertainty of its prediction (``objective.best``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,17 @@ from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, layouts, layouts_within_quota
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
-from dljob.planner.candidates.strategies.model_split import choice, micro_batch_counts, predict
+from dljob.planner.candidates.strategies.micro_batches import (
+    evaluate,
+    fewest_micro_batches,
+    micro_batch_counts,
+    too_large,
+)
+from dljob.planner.candidates.strategies.model_split import choice, predict
 from dljob.planner.candidates.strategies.split_candidate import SplitCandidate
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import charged_cpus, grid
-from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, fewest_micro_batches, hybrids, node_counts, reducing
+from dljob.planner.search.hybrids import MICRO_BATCHES_PER_STAGE, hybrids, node_counts, reducing
 from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
@@ -44,16 +50,13 @@ def candidates(
 ) -> Found | Infeasible:
     """Evaluate all model-parallel plans with the strategy that the user requests (Pipeline or Tensor).
 
-    Return (evaluated or rejected candidates, nodes that the job cannot use, with reasons). Return ``Infeasible`` if the
-    model cannot be split in this way, or if no set of nodes has a suitable number of ranks. ``fixed``: the groups of
-    nodes that the user fixes (``spec.planning.groups``), with each number of cores.
+    Return (evaluated or rejected candidates, nodes that the job cannot use, with reasons). Return ``Infeasible`` if
+    none is possible. ``fixed``: the groups of nodes that the user fixes (``spec.planning.groups``), with each number of
+    cores.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
-        text = (
-            f"found Tensor with the model {workload.name}; expected a model with pairs of linear layers: choose "
-            "another strategy"
-        )
+        text = f"found Tensor with the model {workload.name}; expected one with pairs of linear layers: choose another"
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
     if (stages := request.stages or 1) > len(model.stages):
         text = (
@@ -73,9 +76,8 @@ def candidates(
         text = (
             f"found groups with {found} ranks in total; expected {wanted}, in one group: change spec.planning.groups"
             if fixed
-            else f"found room for {found} ranks on all device types together; expected {wanted}, on nodes of one "
-            "device type within spec.nodes.min and spec.nodes.max: change spec.nodes or spec.parallelism, or wait "
-            "until nodes are free"
+            else f"found room for {found} ranks on all types of device; expected {wanted}, on nodes of one device type "
+            "within spec.nodes.min and spec.nodes.max: change spec.nodes or spec.parallelism, or wait for nodes"
         )
         return Infeasible(
             "TooFewNodes",
@@ -85,7 +87,11 @@ def candidates(
             refusals=nodes.refusals,
         )
     asked = [candidate for part in parts for candidate in _asked(part, request, model)]
-    return [evaluate(candidate, request, model) for candidate in asked], list(nodes.refusals)
+    plans = [evaluate(candidate, request, model) for candidate in asked]
+    refused = tuple(each for each in plans if isinstance(each, Refusal))
+    if request.strategy == "Pipeline" and len(refused) == len(plans):
+        return too_large(request, asked, model, refused + nodes.refusals)
+    return plans, list(nodes.refusals)
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
@@ -112,15 +118,6 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
         return f"not possible: {why}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
-
-
-def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) -> Choice | Refusal:
-    """Return the candidate with its prediction, or a ``Refusal`` with the reason if it does not fit into memory.
-
-    Raise ValueError if the model cannot be split as the candidate demands.
-    """
-    found = predict(candidate, request, model)
-    return found if isinstance(found, Refusal) else choice(candidate, request, found)
 
 
 def _asked(part: Part, request: Request, model: split.Model) -> list[SplitCandidate]:
@@ -378,8 +375,9 @@ def _hybrids(kind: Kind, places: Sequence[tuple[Option, range]], request: Reques
     for option, counts in places if request.replicas is None else ():
         for nodes in [n for n in node_counts(counts[-1]) if n in counts][:MAX_HYBRID_COUNTS]:
             for candidate in hybrids(kind, Part(option, nodes), request, model):
-                if (fitting := fewest_micro_batches(candidate, request, model)) is not None:
-                    found.append(_Priced(objective.score(request, fitting[1]), *fitting))
+                tried, prediction = fewest_micro_batches(candidate, request, model)
+                if not isinstance(prediction, Refusal):
+                    found.append(_Priced(objective.score(request, prediction), tried, prediction))
     return found
 
 

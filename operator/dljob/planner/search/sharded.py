@@ -159,7 +159,12 @@ def offered(
 
 
 def can_use(request: Request) -> bool:
-    """Return True if the trainer could run the job with strategy Sharded, if the user requested it."""
+    """Return True if the trainer could run a data-parallel job with strategy Sharded, if the user requested it."""
+    return can_run(request) and request.strategy == "Data"
+
+
+def can_run(request: Request) -> bool:
+    """Return True if the trainer could run the job's script with strategy Sharded in place of the requested one."""
     script = request.model is None and not request.reduced_by_script and not request.fixed
     plain = request.synchronization == "Synchronous" and request.batches is None
-    return script and plain and request.strategy == "Data" and request.collective in (None, "Torch")
+    return script and plain and request.collective in (None, "Torch")

@@ -19,11 +19,12 @@ from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies import zero
+from dljob.planner.candidates.strategies.micro_batches import fewest_micro_batches
 from dljob.planner.search import objective
 from dljob.planner.search import sharded as sharding
-from dljob.planner.search.hybrids import fewest_micro_batches, hybrids, node_counts
+from dljob.planner.search.hybrids import hybrids, node_counts
 from dljob.planner.search.model_split import KINDS
-from dljob.planner.types import Choice, Prediction, Request, Unsupported
+from dljob.planner.types import Choice, Prediction, Refusal, Request, Unsupported
 from dljob.planner.types.texts import computed, duration, gibibytes, step_times
 
 PAYS = 0.05
@@ -153,15 +154,17 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
         sharded = zero.candidate(part, stage, request, typed)
         if sharded is not None:
             p = zero.predict(sharded, request, typed)
-            yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p)
+            asked = "; the trainer can, with parallelism.strategy Sharded"
+            if_asked = asked if stage == 3 and sharding.can_run(request) else ""
+            yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p, if_asked)
     runs = typed.precision == "FP32" and not typed.recomputes and request.no_split_reason is None
     kinds = () if runs and request.model is not None else KINDS  # the trainer can split built-in models
     if request.parameters is not None:
         kinds = tuple(kind for kind in kinds if kind == "Pipeline")  # figures alone show no pairs of linear layers
     for candidate in (each for kind in kinds for each in hybrids(kind, part, request, model, anywhere=True)):
-        found = fewest_micro_batches(candidate, request, model, divides=request.chooses_micro_batches)
-        if found is not None:
-            text = f"{found[0].describe()}{how}"
+        tried, found = fewest_micro_batches(candidate, request, model, divides=request.chooses_micro_batches)
+        if not isinstance(found, Refusal):
+            text = f"{tried.describe()}{how}"
             by_name = f"; the trainer can, if the script says how its model is cut (strategy {candidate.strategy})"
             if_asked = by_name if runs else ""
-            yield _Found(candidate.strategy, objective.score(request, found[1]), text, found[1], if_asked)
+            yield _Found(candidate.strategy, objective.score(request, found), text, found, if_asked)

@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlcontract import replica_batches
+from dljob.api import DLJobSpec
 from dljob.cluster import ClusterView
+from dljob.job.plan.request import planner_request
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, Infeasible, Request, plan
 from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.search import objective
 from support.planner_questions import A100, decided, rejected, view
 
+PIPELINE = {"model": {"name": "gpt-mini"}, "dataset": {"name": "synthetic-tokens"}, "globalBatchSize": 64, "steps": 5}
 RESNET50 = Request(
     job="j", global_batch=64, total_steps=100, model="resnet50", dataset="synthetic-images", strategy="Auto",
     replicas=None,
@@ -39,6 +42,43 @@ def assert_runnable(request: Request, found: Choice) -> None:
         assert 1 <= found.micro_batches <= max(batches)
     else:
         assert model.pairs is not None and over <= model.pairs.units and found.micro_batches == 1
+
+
+class TestPipelineMemory:
+    """Llama 2 7B on eight GPUs. A stage keeps the activations of a micro-batch for each stage."""
+
+    LLAMA = Request(
+        job="j", global_batch=512, total_steps=100, like="Llama-2-7B", strategy="Pipeline", stages=8, micro_batches=32,
+        asks_unsupported=True,
+    )  # fmt: skip
+    NODE = view({"device": "NVIDIA-A100-SXM4-80GB", "devices": 8, "cpu": 64, "memory": "1000Gi"})
+
+    def test_batch_has_more_micro_batches_if_memory_needs_them(self) -> None:
+        """Regression: the advice was to lower globalBatchSize, to 32 samples."""
+        assert decided(replace(self.LLAMA, global_batch=32), self.NODE).chosen.micro_batches == 32
+        asked = replace(self.LLAMA, may_divide_further=True)
+        assert decided(asked, self.NODE).chosen.micro_batches == 512
+
+    def test_too_few_micro_batches_are_named(self) -> None:
+        found = rejected(self.LLAMA, self.NODE)
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.parallelism.microBatches")
+        assert "found 32, " in found.message and "expected at least 512: raise microBatches" in found.message
+        assert found.refusals and found.unsupported
+
+    @pytest.mark.parametrize("may_divide", [False, True])
+    def test_too_few_stages_are_named(self, may_divide: bool) -> None:
+        asked = replace(self.LLAMA, like="Llama-2-70B", may_divide_further=may_divide)
+        found = rejected(asked, self.NODE)
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.parallelism.stages")
+        assert "found 8, even with the smallest micro-batches" in found.message
+        assert "raise stages (at most " in found.message
+
+    def test_figure_of_the_spec_is_kept(self) -> None:
+        stages = {"strategy": "Pipeline", "stages": 2}
+        for parallelism, expected in (({**stages, "microBatches": 8}, (8, False)), (stages, (8, True))):
+            spec = DLJobSpec.model_validate({**PIPELINE, "parallelism": parallelism})
+            request = planner_request("job", spec)
+            assert (request.micro_batches, request.may_divide_further) == expected
 
 
 class TestAuto:

@@ -56,6 +56,11 @@ class TestWhatIsNamed:
             pipelines = [each.reason for each in found.unsupported if "pipeline" in each.summary]
             assert pipelines and all(("the trainer can, if the script" in each) == can for each in pipelines)
 
+    def test_zero_3_of_a_script_says_with_which_strategy_the_trainer_runs_it(self) -> None:
+        asked = replace(XL, strategy="Pipeline", stages=2, micro_batches=8)
+        (sharded,) = [each.reason for each in rejected(asked, CLUSTER).unsupported if "ZeRO-3" in each.summary]
+        assert sharded.endswith("; the trainer can, with parallelism.strategy Sharded")
+
     @pytest.mark.parametrize("batch", [64, 512])
     def test_faster_plans_are_faster_and_are_not_candidates(self, batch: int) -> None:
         asked = replace(XL, global_batch=batch, precision=None, chooses_micro_batches=True)

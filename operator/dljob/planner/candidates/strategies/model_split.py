@@ -5,7 +5,6 @@ ranks, compute d parts of the batch and all-reduce the gradients of each part of
 (Narayanan et al. 2021, arXiv 2104.04473, section 3). A hybrid with one replica is plain model parallelism.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
 
@@ -30,8 +29,6 @@ from dljob.planner.candidates.strategies.split_memory import host_room_nbytes, s
 from dljob.planner.types import Choice, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
-MAX_MICRO_BATCHES = 4096
-"""Maximum number of micro-batches that the API accepts."""
 UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
@@ -328,20 +325,3 @@ def _reducing_s(
     parts = buckets(nbytes, bucket_nbytes)
     total_s = allreduce_s(name, float(nbytes), d, placement.reducing, parts, nodes=placement.nodes)
     return float(exposed_s(total_s, last_s, parts, overlap_of([option])))
-
-
-def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
-    """Yield the numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
-
-    A number is at most ``batch`` (one sample per micro-batch) and at most ``MAX_MICRO_BATCHES``. The last number is the
-    largest one within both limits. If several numbers give micro-batches of the same size m, yield only ceil(batch /
-    m), the smallest of them.
-    """
-    last, wanted = 0, stages
-    while last < min(batch, MAX_MICRO_BATCHES):
-        found = ceil(batch / ceil(batch / min(wanted, batch, MAX_MICRO_BATCHES)))
-        if found > last:
-            yield found
-        elif wanted >= min(batch, MAX_MICRO_BATCHES):
-            return
-        last, wanted = max(last, found), 2 * wanted
