@@ -39,6 +39,20 @@ def test_one_rank_shards_nothing(name: str, stage: Stage) -> None:
     assert state_nbytes(MODELS[name], stage, 1) == state_nbytes(MODELS[name], 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("Llama-2-70B", 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28_672 + 2 * 8192),  # a transformer layer
+        ("Llama-3-8B", 2 * 128_256 * 4096 + 4096),  # embedding, norm and output layer
+        ("GPT-2-XL", (50_257 + 1024) * 1600 + 2 * 1600),  # the output layer has the weights of the embedding
+        ("VGG-16", 25_088 * 4096 + 4096),  # no blocks: a layer
+    ],
+)
+def test_unit_is_a_block_or_all_outside_of_blocks(name: str, unit: int) -> None:
+    """Regression: it was the largest layer, a third of a block of Llama 2 70B, so that ranks needed more memory."""
+    assert unit_parameters(reference(name)) == unit
+
+
 def test_memory_without_units_is_that_of_the_paper() -> None:
     """Rajbhandari et al. 2020, figure 1, in float32 with Adam: 16, 8 + 8/n, 4 + 12/n and 16/n bytes per parameter."""
     many = hinted(50_000_000_000, 1e12, 0.0, optimizer="Adam")

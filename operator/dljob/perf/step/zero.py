@@ -12,11 +12,13 @@ So with one micro-batch, stage 3 sends 1.5 times the bytes of data parallelism. 
 3 repeat it for each micro-batch, because no rank has room for all gradients.
 """
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Literal
 
 from dljob.perf.step.communication import Link, scatter_gather_s
 from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
+from dljob.perf.workload.layer import Layer
 from dljob.perf.workload.workload import HALF_NBYTES, HINTED, REAL_NBYTES, Workload
 
 Stage = Literal[0, 1, 2, 3]
@@ -31,14 +33,28 @@ GATHERED_UNITS = 2
 def unit_parameters(workload: Workload) -> int:
     """Return the number of parameters of a unit, which is gathered and reduced as a whole.
 
-    A unit is the layer with the most parameters, or a bucket if that is larger. In transformers, this is the token
-    embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features. If
-    the layers are not known, the fraction of all parameters is the user's, or ``UNKNOWN_UNIT``.
+    A unit is a block, such as a transformer layer. All layers outside of blocks, such as embedding and output layer,
+    are one unit as well. Without blocks, each layer is a unit. The result is that of the largest unit, or of a bucket
+    if that is larger. If the layers are not known, the fraction of all parameters is the user's, or ``UNKNOWN_UNIT``.
     """
-    largest = max((layer.parameters for layer in workload.layers), default=0)
+    largest = _largest_unit(workload.layers)
     if workload.name == HINTED:
         largest = ceil(_unit_part(workload) * workload.parameters)
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
+
+
+def _largest_unit(layers: Sequence[Layer]) -> int:
+    modules: list[list[Layer]] = []
+    for layer in layers:
+        if layer.follows and modules:
+            modules[-1].append(layer)
+        else:
+            modules.append([layer])
+    blocks = [module for module in modules if any(layer.recomputable for layer in module)]
+    if not blocks:
+        return max((layer.parameters for layer in layers), default=0)
+    sizes = [sum(layer.parameters for layer in block) for block in blocks]
+    return max(*sizes, sum(layer.parameters for layer in layers) - sum(sizes))
 
 
 def _unit_part(workload: Workload) -> float:
