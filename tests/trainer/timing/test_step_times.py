@@ -1,9 +1,6 @@
 """Tests of the means of step times, and of the CPU fraction of a rank, derived from its wall and CPU times."""
 
-import gc
-import threading
-import time
-from collections.abc import Iterator
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +13,7 @@ from dltrain.builtin import probe
 from dltrain.builtin.probe import compute_points
 from dltrain.timing.step_times import BLOCK_S, MIN_WINDOW, WINDOW_S, Times, Window
 from dltrain.timing.stopwatch import BUDGET_WINDOW_S, Budget, Lap
+from support.trainer.ranks import environment, run_apart
 
 
 def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:
@@ -136,26 +134,31 @@ def test_probe_ignores_its_slow_first_step(
     assert all(seconds * rate < cpu_s / 4 for _, seconds in points)
 
 
-@pytest.fixture
-def without_collections() -> Iterator[None]:
-    """Keep Python from collecting garbage: after many tests, that takes a second of processor time."""
-    gc.disable()
-    yield
-    gc.enable()
+FRACTION = """
+import json, time
+from torch import nn
+from torch.optim import SGD
+from dltrain.builtin.probe import compute_points
+
+def step(model, optimizer, samples):
+    busy_until_s = time.thread_time() + 0.001
+    while time.thread_time() < busy_until_s:
+        pass
+    time.sleep(0.01)
+
+model = nn.Linear(1, 1)
+print(json.dumps(compute_points(model, SGD(model.parameters()), step, 8, 32)))
+"""
 
 
-@pytest.mark.usefixtures("without_collections")
 def test_probe_measures_its_cpu_fraction() -> None:
-    """A step sleeps for most of its time, as under a quota. Other processes only lower the fraction."""
-    model = nn.Linear(1, 1)
+    """A step sleeps for most of its time, as under a quota. Other processes only lower the fraction.
 
-    def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
-        busy_until_s = time.thread_time() + 0.001
-        while time.thread_time() < busy_until_s:
-            pass
-        time.sleep(0.01)
-
-    points, rate = compute_points(model, SGD(model.parameters()), step, 8, 32)
-    assert rate < 0.2, threading.enumerate()
+    It runs in a process of its own, because threads that other tests have left would count.
+    """
+    ended = run_apart("-c", FRACTION, env=environment())
+    assert ended.returncode == 0, ended.stderr
+    points, rate = json.loads(ended.stdout)
+    assert rate < 0.2
     assert [batch for batch, _ in points] == [4, 8, 16]
     assert all(seconds == pytest.approx(0.001 / rate, rel=0.5) for _, seconds in points)
