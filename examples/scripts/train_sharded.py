@@ -48,7 +48,7 @@ class Net(nn.Module):
 t = dltrain.init(batch=96, epochs=8, strategy="Sharded")
 digits = dltrain.data.load("digits")
 torch.manual_seed(0)
-model = Net()
+model = t.create(Net)  # with deferredInit, no rank ever has the whole model
 model, opt = t.wrap(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
 t.checkpoint_activations(model.blocks)  # does nothing unless the plan checkpoints activations
 scaler = t.grad_scaler()  # does nothing unless the plan computes in float16

@@ -77,6 +77,10 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "parallelism.stages": ({"parallelism": STAGES}, {"parallelism": {**STAGES, "stages": 3}}),
     "parallelism.microBatches": ({"parallelism": STAGES}, {"parallelism": {**STAGES, "microBatches": 3}}),
     "parallelism.gradientAccumulation": ({}, {"parallelism": {"gradientAccumulation": "Never"}}),
+    "parallelism.deferredInit": (
+        {**SCRIPT, "parallelism": {"strategy": "Sharded"}},
+        {**SCRIPT, "parallelism": {"strategy": "Sharded", "deferredInit": True}},
+    ),
     "precision": ({}, {"precision": "BF16"}),
     "activationCheckpointing": ({}, {"activationCheckpointing": "Auto"}),
     "parallelism.synchronization": ({}, {"parallelism": {"synchronization": "Asynchronous"}}),

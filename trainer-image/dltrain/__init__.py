@@ -51,6 +51,7 @@ def init(
     precision: str = "FP32",
     activation_checkpointing: bool = False,
     strategy: str = "Data",
+    deferred_init: bool = False,
 ) -> "Trainer":
     """Join the other ranks of this run. Call it once, before the script creates its model.
 
@@ -67,6 +68,7 @@ def init(
     the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass. ``strategy``: Data,
     Optimizer (sharded optimizer), Sharded (sharded parameters, gradients and optimizer, by PyTorch's fully_shard),
     Pipeline (each rank has some of the layers) or Tensor (each rank has a part of pairs of linear layers).
+    ``deferred_init``: True if, with Sharded, ``t.create`` gives the model no memory until ``t.wrap``.
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
@@ -92,4 +94,5 @@ def init(
         precision=precision,
         activation_checkpointing=activation_checkpointing,
         strategy=strategy,
+        deferred_init=deferred_init,
     )

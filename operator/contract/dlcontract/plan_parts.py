@@ -56,6 +56,14 @@ class ModelRef(Record):
         Field(description="True: a script for torchrun that can be started again with fewer ranks, down to min_ranks."),
     ] = False
 
+    deferred: Annotated[
+        bool,
+        Field(
+            description="True: with Sharded, t.create gives the model no memory, and t.wrap gives each rank its part. "
+            "A trainer that lacks this field rejects a plan with True."
+        ),
+    ] = False
+
     @property
     def may_shrink(self) -> bool:
         """Return True if the ranks may start again, or continue, with fewer ranks than planned."""

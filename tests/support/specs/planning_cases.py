@@ -101,6 +101,13 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"optimizer": {"learningRateCurve": "Loss"}}, "learningRateCurve is the curve of the learning-rate range test",
     ),
     "bfloat16 with a range test": ({"precision": "BF16", "optimizer": {"findLearningRate": True}}, ""),
+    "deferred initialization": (
+        {"model": {"hints": HINTS}, "trainer": {"command": ["a"]},
+         "parallelism": {"strategy": "Sharded", "deferredInit": True}}, "",
+    ),
+    "deferred initialization of whole models": (
+        {"model": {"hints": HINTS}, "trainer": {"command": ["a"]}, "parallelism": {"deferredInit": True}}, "deferredInit is for parallelism.strategy Sharded",
+    ),
     "automatic activation checkpointing": ({"activationCheckpointing": "Auto"}, ""),
     "automatic activation checkpointing of a pipeline": (
         {"activationCheckpointing": "Auto", "parallelism": {"strategy": "Tensor"}}, "",

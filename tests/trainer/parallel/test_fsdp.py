@@ -34,6 +34,12 @@ def test_batch_norm_over_all_ranks_equals_one_process(ranks: int, tmp_path: Path
     assert ended.output.count("off by") == 2, ended.output
 
 
+@pytest.mark.mpi(2)
+def test_deferred_models_equal_those_in_memory(tmp_path: Path) -> None:
+    ended = run_ranks(2, BODIES / "training/deferred.py", "2", str(tmp_path), timeout_s=120)
+    assert "deferred: off by" in ended.output and "a rank needed" in ended.output, ended.output
+
+
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [3, 2])

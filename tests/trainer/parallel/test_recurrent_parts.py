@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dltrain.models.deferred import deferred, initial_values  # noqa: E402
-from dltrain.parallel.model_split.model_parallel import _replace, _without_weak_references  # noqa: E402
+from dltrain.parallel.model_split.deferred_values import give_values, without_weak_references  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -19,9 +19,9 @@ def test_parameters_of_recurrent_layers_can_be_replaced(kind: type[nn.RNNBase]) 
     model = deferred(lambda: kind(3, 4, num_layers=2, batch_first=True))
     assert initial_values(model) is not None
     values = dict(whole.named_parameters())
-    with torch.no_grad(), _without_weak_references(model):
+    with torch.no_grad(), without_weak_references(model):
         for name, parameter in list(model.named_parameters()):
-            _replace(parameter, values[name].detach().clone())
+            give_values(parameter, values[name].detach().clone())
     x = torch.randn(2, 5, 3)
     assert torch.equal(model(x)[0], whole(x)[0])
     model(x)[0].sum().backward()

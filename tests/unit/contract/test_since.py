@@ -16,7 +16,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=DDP", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "parallelism=Sharded", "replicas",
-    "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "refused_ranks", "until",
+    "activation_checkpointing", "model.deferred", "model.elastic", "optimizer.rate_curve", "precision", "refused_ranks", "until",
     "dataset.distribution", "dataset.uri", "dataset.sha256", "dataset.size_nbytes",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.plan.since`` has a part for each."""
@@ -104,6 +104,7 @@ BASE = json.loads(plan_of(training()).plan.to_json())
             "spec.trainer.elastic",
         ),
         ({"model": {"command": ["mpirun", "x"], "framework": "MPI"}}, "spec.trainer.framework MPI"),
+        ({"model": {"command": ["x"], "deferred": True}}, "spec.parallelism.deferredInit"),
         (
             {"dataset": {"path": "/d/a.npz", "distribution": "Sharded", "uri": "s3://a/a.npz"}},
             "spec.dataset.distribution Sharded",

@@ -91,6 +91,11 @@ class Team:
         return self.plan.shards_model and self.size > 1
 
     @property
+    def defers_model(self) -> bool:
+        """Return True if the model has no memory until the strategy Sharded gives each rank its part."""
+        return self.shards_model and self.plan.model.deferred
+
+    @property
     def splits_model(self) -> bool:
         """Return True if ranks split the model, so that no rank has all of it."""
         return self.plan.splits_model and self.size > 1

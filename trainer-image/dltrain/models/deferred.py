@@ -263,12 +263,13 @@ def _recorded_functions(recorder: _Recorder) -> Iterator[None]:
             setattr(nn.init, name, function)
 
 
-def deferred(make: Callable[[], Model]) -> Model:
+def deferred(make: Callable[[], Model], *, allows_buffers: bool = False) -> Model:
     """Return the model that ``make`` creates, with parameters that have no memory (torch's meta device).
 
     The random generator advances as if the model were created in main memory. ``make`` must compute its tensors by
-    operations of torch that do not read values. Raise MisuseError if it reads them, for a model with buffers that are
-    part of its ``state_dict()``, or if a tensor has no initial values.
+    operations of torch that do not read values. ``allows_buffers``: True if ranks can divide a model with buffers that
+    are part of its ``state_dict()``. Raise MisuseError for such a model otherwise, if ``make`` reads values, or if a
+    tensor has no initial values.
     """
     recorder = _Recorder()
     try:
@@ -279,11 +280,11 @@ def deferred(make: Callable[[], Model]) -> Model:
             raise
         raise MisuseError(
             f"model: found {type(error).__name__}: {str(error).splitlines()[0]}; expected a function that creates the "
-            "model without reading values of tensors or moving them to a device, because ranks that split the model "
-            "create it on the meta device, without memory"
+            "model without reading values of tensors or moving them to a device, because t.create makes it on the meta "
+            "device, without memory"
         ) from error
     state = model.state_dict()
-    if buffers := [name for name, _ in model.named_buffers() if name in state]:
+    if not allows_buffers and (buffers := [name for name, _ in model.named_buffers() if name in state]):
         raise MisuseError(
             f"model: found buffers {', '.join(buffers)}; expected only parameters, because ranks that split a model "
             "divide only these. Register buffers with persistent=False if checkpoints need not have them, and use "

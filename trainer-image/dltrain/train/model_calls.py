@@ -34,10 +34,11 @@ class ModelCalls(AsPlanned, Ranks):
     def create(
         self, make: Callable[[], Model], *, layers: Describe | None = None, pairs: Describe | None = None
     ) -> Model:
-        """Return the model that ``make`` creates. If ranks split the model, its parameters have no memory yet.
+        """Return the model that ``make`` creates. If ranks divide its parameters, they have no memory yet.
 
-        ``wrap`` then gives each rank the initial values of its part, the same as in one process. ``make`` must compute
-        parameters by operations of torch, without reading their values. ``layers``: for strategy Pipeline, a function
+        This is so with strategies Pipeline and Tensor, and with Sharded if the plan has ``deferredInit``. ``wrap`` then
+        gives each rank the initial values of its part, the same as in one process. ``make`` must compute parameters by
+        operations of torch, without reading their values. ``layers``: for strategy Pipeline, a function
         that takes the model and returns the list of its modules in the order in which they run. By default, these are
         the children of a ``Sequential``, or what the model's method ``layers()`` returns. An entry may also be a tuple:
         a function, and the modules and parameters that it uses. ``pairs``: for strategy Tensor, a function that takes
@@ -46,6 +47,8 @@ class ModelCalls(AsPlanned, Ranks):
         returns. Raise MisuseError if the model cannot be created in this way.
         """
         usage_checks.check_function("t.create: make", make)
+        if self._team.defers_model:
+            return deferred(make, allows_buffers=True)
         if not self._team.splits_model:
             return make()
         model = deferred(make)

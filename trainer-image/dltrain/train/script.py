@@ -90,6 +90,7 @@ def init_script(
     precision: str,
     activation_checkpointing: bool,
     strategy: str,
+    deferred_init: bool,
 ) -> Trainer:
     """Implement ``dltrain.init``, which describes the arguments.
 
@@ -111,6 +112,7 @@ def init_script(
         precision=precision,
         activation_checkpointing=activation_checkpointing,
         strategy=strategy,
+        deferred_init=deferred_init,
     )
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer

@@ -84,6 +84,7 @@ def local_plan(
     precision: str = "FP32",
     activation_checkpointing: bool = False,
     strategy: str = "Data",
+    deferred_init: bool = False,
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
@@ -93,7 +94,7 @@ def local_plan(
     ``dataset``: by default, the path in $DLJOB_DATASET.
     ``optimizer``: by default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16.
     ``activation_checkpointing``: True to let blocks keep only their inputs. ``strategy``: Data, Optimizer, Sharded,
-    Pipeline or Tensor. With the last two, all ranks split one model.
+    Pipeline or Tensor. With the last two, all ranks split one model. ``deferred_init``: as in ``dltrain.init``.
     Raise BadInputError for an invalid ``batch``, ``collective``, ``precision`` or ``strategy``.
     """
     if not isinstance(batch, int) or batch < world_size:
@@ -132,7 +133,7 @@ def local_plan(
         micro_batches=min(batch, _MICRO_BATCHES_PER_STAGE * world_size) if strategy == "Pipeline" else 1,
         min_ranks=world_size if splits or strategy == "Sharded" else 1,
         **({"bucket_nbytes": DDP_BUCKET_NBYTES} if collective == "DDP" else {}),
-        model=model or ModelRef(command=tuple(sys.argv)),
+        model=model or ModelRef(command=tuple(sys.argv), deferred=deferred_init),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
         optimizer=optimizer or OptimizerRef(),
         epochs=epochs if steps is None else None,

@@ -61,21 +61,27 @@ def check_wrapped(model: Any, optimizer: Any, sample: Any, team: Team) -> None:
         )
     if team.splits_model:
         _check_split(model, sample, team.plan)
+    elif team.defers_model:
+        _check_deferred(model, "with parallelism.deferredInit")
 
 
 def _check_split(model: nn.Module, sample: Any, plan: Plan) -> None:
     """Raise MisuseError if ranks cannot split ``model``, or without a ``sample`` for a pipeline."""
     by = f"with parallelism.strategy {plan.parallelism}"
-    if initial_values(model) is None:
-        raise MisuseError(
-            f"t.wrap: model: found a model with parameters in memory {by}; expected the result of t.create, because no "
-            "rank may need memory for the whole model. Replace model = Net() by model = t.create(lambda: Net())"
-        )
+    _check_deferred(model, by)
     if plan.parallelism == "Pipeline" and not (isinstance(sample, Tensor) and sample.dim() and len(sample)):
         found = f"shape {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
         raise MisuseError(
             f"t.wrap: sample: found {found} {by}; expected a tensor of inputs with at least one row, from which a "
             "pipeline counts the cost of each layer. Pass t.wrap(model, opt, sample=x[:1])"
+        )
+
+
+def _check_deferred(model: nn.Module, by: str) -> None:
+    if initial_values(model) is None:
+        raise MisuseError(
+            f"t.wrap: model: found a model with parameters in memory {by}; expected the result of t.create, because no "
+            "rank may need memory for the whole model. Replace model = Net() by model = t.create(lambda: Net())"
         )
 
 

@@ -20,6 +20,7 @@ _PARTS: tuple[tuple[str, str, Callable[[Plan], bool]], ...] = (
     ("0.3.0", "spec.collective LayeredServer", lambda plan: plan.collective == "LayeredServer"),
     ("0.3.0", "spec.collective DDP", lambda plan: plan.collective == "DDP"),
     ("0.3.0", "spec.parallelism.strategy Sharded", lambda plan: plan.shards_model),
+    ("0.3.0", "spec.parallelism.deferredInit", lambda plan: plan.model.deferred),
     (
         "0.3.0",
         "spec.parallelism.strategy Pipeline and Tensor with spec.trainer.command",

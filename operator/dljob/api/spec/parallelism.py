@@ -128,6 +128,13 @@ class Parallelism(ApiModel):
             lambda p: not p.asynchronous or p.gradient_accumulation is not GradientAccumulation.AUTO,
         ),
         Rule(
+            "deferredInit",
+            "!has(self.deferredInit) || !self.deferredInit || has(self.strategy) && self.strategy == 'Sharded'",
+            "parallelism.deferredInit is for parallelism.strategy Sharded: choose it, or remove deferredInit (Pipeline "
+            "and Tensor always create a script's model in parts)",
+            lambda p: not p.deferred_init or p.strategy is ParallelismStrategy.SHARDED,
+        ),
+        Rule(
             "stalenessBound",
             "(has(self.synchronization) && self.synchronization == 'StaleSynchronous') == has(self.stalenessBound)",
             "parallelism.stalenessBound is for parallelism.synchronization StaleSynchronous, which needs it: set both, "
@@ -192,6 +199,13 @@ class Parallelism(ApiModel):
             "needs t.steps(loader, accumulate=True). Never: each rank computes its part of a batch at once. Default: "
             "Auto for built-in models, Never for training scripts. Scripts for Torchrun and MPI accumulate gradients "
             "themselves, so this field and microBatches have no effect on them."
+        ),
+    ] = None
+    deferred_init: Annotated[
+        bool | None,
+        Field(
+            description="True: with strategy Sharded, the script creates its model with t.create, so that no rank ever "
+            "has all of it in main memory. False (default): each rank creates the whole model before it keeps its part."
         ),
     ] = None
     synchronization: Annotated[

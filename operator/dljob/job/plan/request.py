@@ -149,6 +149,7 @@ def planner_request(
         collective=collective or _REDUCED_BY_SCRIPT.get(framework) or ("ParameterServer" if asynchronous else None),
         reduced_by_script=framework in _REDUCED_BY_SCRIPT,
         strategy=strategy.value,
+        deferred_init=bool(spec.parallelism.deferred_init),
         no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
         if spec.optimizer.find_learning_rate
         else None,

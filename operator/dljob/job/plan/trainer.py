@@ -215,6 +215,7 @@ def trainer_plan(
             command=(*spec.trainer.command, *spec.trainer.args),
             framework=spec.trainer.framework.value,
             sync_batch_norm=spec.model.sync_batch_norm,
+            deferred=bool(spec.parallelism.deferred_init) and chosen.strategy == "Sharded",
             elastic=spec.elastic_script and _min_ranks(spec, chosen) < ranks,
         ),
         dataset=_dataset(spec),

@@ -61,6 +61,11 @@ def _unit_part(workload: Workload) -> float:
     return UNKNOWN_UNIT if workload.stated_unit is None else min(1.0, workload.stated_unit)
 
 
+def unit_nbytes(workload: Workload) -> float:
+    """Return the bytes of the largest unit in float32, with its frozen parameters."""
+    return REAL_NBYTES * unit_parameters(workload) + _unit_part(workload) * workload.frozen_nbytes
+
+
 def units(workload: Workload) -> int:
     """Return the number of units of the model; at least 1."""
     return max(1, ceil(workload.parameters / max(1, unit_parameters(workload))))

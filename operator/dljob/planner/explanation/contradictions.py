@@ -286,12 +286,18 @@ def _too_little_for_models(request: Request, workload: Workload, pool: Pool, wro
     if least <= free:
         return None
     with_ranks = f"a pod with {each} rank{'s' if each > 1 else ''}"
+    part = (
+        "create a part of the model and copy its part of the state: allow"
+        if request.deferred_init
+        else "create the model, because each rank creates all of it before it keeps its part: create it with t.create "
+        "and set spec.parallelism.deferredInit, allow"
+    )
     return replace(
         wrong,
         field="spec.resources.memory",
         transient=request.memory_per_pod_nbytes is None,
         message=f"found {gibibytes(free)} of free main memory for a pod; expected at least {gibibytes(least)}, in "
-        f"which {with_ranks} can create the model, because each rank creates all of it before it keeps its part: allow "
+        f"which {with_ranks} can {part} "
         f"more nodes, so that fewer ranks on each of them are enough, or nodes with more memory ({_lines(wrong)})",
     )
 

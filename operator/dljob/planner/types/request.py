@@ -159,6 +159,8 @@ class Request:
     micro_batches: int = 1
     """Number of micro-batches of a pipeline. In data-parallel plans, also the number of micro-batches whose gradients
     are accumulated, unless ``chooses_micro_batches`` is true."""
+    deferred_init: bool = False
+    """True if ranks with strategy Sharded create a unit of the model at a time, not the whole model."""
     may_divide_further: bool = False
     """True if the batch of a pipeline may have more micro-batches than ``micro_batches`` if memory needs it."""
     chooses_micro_batches: bool = False

@@ -129,6 +129,29 @@ def test_too_little_main_memory_for_the_models_of_all_ranks_is_not_blamed_on_the
     assert chosen(asked).prediction.host_memory_nbytes > 192 * 2**30, "with more main memory, the same GPUs are enough"
 
 
+def test_model_that_is_created_in_parts_needs_less_main_memory() -> None:
+    """Llama 3 70B on 64 GPUs: eight copies of 282 GB do not fit into a node of 1 TiB."""
+    many = ClusterView(
+        tuple(Node(f"n{i}", A100, 8, 8, 96, 96, 2**40, link_bandwidth_Bps=5e10, is_gpu=True) for i in range(8))
+    )
+    asked = replace(XL, **SHARDED, like="Llama-3-70B", precision="BF16", recomputation="Always")
+    refused = rejected(asked, many)
+    assert refused.field == "spec.resources.memory" and "set spec.parallelism.deferredInit" in refused.message
+    unit, part = 4 * 2 * 128_256 * 8192, 12 * 70.6e9 / 64
+    assert chosen(replace(asked, deferred_init=True), many).prediction.host_memory_nbytes < 8 * (
+        2.5 * unit + 1.3 * part
+    )
+
+
+def test_ranks_on_cpus_that_create_parts_need_their_part_and_two_units() -> None:
+    ten = ClusterView(tuple(Node(f"c{i}", "cpu", 1, 1, 16, 16, 64 * 2**30) for i in range(10)))
+    asked = replace(LARGE, **SHARDED, parameters=4 * 10**9, largest_unit=10**8, activation_nbytes_per_sample=10**7)
+    asked = replace(asked, flops_per_sample=6e9, nodes_min=10, checkpoints=False, optimizer="SGD", momentum=0.0)
+    whole, parts = (chosen(replace(asked, deferred_init=each), ten).prediction for each in (False, True))
+    assert whole.memory_nbytes > 4 * 4 * 10**9 * (1 + 1 / 10)
+    assert parts.memory_nbytes < 0.5 * whole.memory_nbytes
+
+
 @pytest.mark.parametrize("in_store", [False, True])
 def test_largest_memory_that_is_too_small_is_refused_as_memory(in_store: bool) -> None:
     """Regression: within the memory of a pod beside its ranks, lowering globalBatchSize was the advice."""
@@ -204,7 +227,7 @@ def test_trainer_accepts_the_plan(batch: int, fields: dict[str, Any]) -> None:
         "dataset": {"uri": "pvc://a/b", "samples": 10**6, "sampleBytes": 1000},
         "globalBatchSize": batch,
         "steps": 100,
-        "parallelism": {"strategy": "Sharded", "gradientAccumulation": "Auto"},
+        "parallelism": {"strategy": "Sharded", "gradientAccumulation": "Auto", "deferredInit": bool(fields)},
         "optimizer": {"name": "AdamW"},
         **fields,
     }
@@ -213,6 +236,7 @@ def test_trainer_accepts_the_plan(batch: int, fields: dict[str, Any]) -> None:
     assert isinstance(decision, Decision), decision
     made = trainer_plan("job", "ns", "uid", spec, decision, 1, 1, "service", "cluster.local")
     assert made.shards_model and made.collective == "Torch" and made.min_ranks == len(made.ranks)
+    assert made.model.deferred == bool(fields)
     shares = [rank.share for rank in made.ranks]
     assert sum(shares) == batch and max(shares) - min(shares) <= 1
     assert not made.rebalance and not made.measure_collective

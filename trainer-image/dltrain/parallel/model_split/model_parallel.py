@@ -11,23 +11,26 @@ another strategy can resume from them.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import swap_tensors
 
 from dltrain.batch.sampling import Part, Sampler
-from dltrain.comm.process_group import ProcessGroup
-from dltrain.models.deferred import InitialValues, forget_initial_values, initial_values, temporary
+from dltrain.models.deferred import forget_initial_values, initial_values
 from dltrain.optim.options import load_own_state
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import square_of
+from dltrain.parallel.model_split.deferred_values import (
+    give_values,
+    receive_buffers,
+    received,
+    without_weak_references,
+)
 from dltrain.parallel.model_split.optimizer_state import check_split_state, collect, gathered_plain, plain
 from dltrain.parallel.model_split.replicas import Replicas
 from dltrain.parallel.placement import Copies
@@ -113,23 +116,20 @@ class ModelParallel(DataParallel):
         """
         self._trained = {name for name, parameter in named.items() if parameter.requires_grad}
         initial = initial_values(model)
-        with torch.no_grad(), _without_weak_references(model):
+        with torch.no_grad(), without_weak_references(model):
             for name, parameter in named.items():
                 held, part = name in self._held, self._held.get(name)
                 whole = parameter.data
                 if initial is not None:
                     stays = held and part is None and device.type == "cpu"
-                    whole = _received(replicas.whole, initial, name, parameter, stays=stays)
+                    whole = received(replicas.whole, initial, name, parameter, stays=stays)
                 if held:
-                    _replace(parameter, (whole if part is None else part.of(whole)).to(device))
+                    give_values(parameter, (whole if part is None else part.of(whole)).to(device))
                 else:
-                    _replace(parameter, torch.empty(0, dtype=parameter.dtype, device=device))
+                    give_values(parameter, torch.empty(0, dtype=parameter.dtype, device=device))
                     parameter.requires_grad_(False)
             if initial is not None:
-                for name, buffer in list(model.named_buffers()):
-                    whole = _received(replicas.whole, initial, name, buffer, stays=device.type == "cpu")
-                    module, _, leaf = name.rpartition(".")
-                    setattr(model.get_submodule(module), leaf, whole.to(device))
+                receive_buffers(replicas.whole, initial, model, device)
         forget_initial_values(model)
         self._own = {name: named[name] for name in self._held}
         self._groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -329,39 +329,3 @@ class ModelParallel(DataParallel):
                     there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype, device="cpu"))
                     there.index_copy_(part_of.dim, part_of.index, tensor)
         return whole
-
-
-@contextmanager
-def _without_weak_references(model: nn.Module) -> Iterator[None]:
-    """Remove the weak references of recurrent layers to their parameters, which torch cannot swap otherwise."""
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    for module in recurrent:
-        module._flat_weight_refs = []
-    yield
-    for module in recurrent:
-        module._init_flat_weights()
-
-
-def _received(
-    process_group: ProcessGroup, initial: InitialValues, name: str, parameter: Tensor, *, stays: bool
-) -> Tensor:
-    """Return rank 0's initial values of a parameter of a deferred model on every rank, in main memory.
-
-    ``stays``: True if the result becomes the rank's parameter, False if it is freed soon. Raise PeerLostError if a rank
-    is lost.
-    """
-    make = torch.empty if stays else temporary
-    whole = make(tuple(parameter.shape), dtype=parameter.dtype)
-    if not process_group.rank:
-        initial.fill(name, whole)
-    process_group.broadcast_into(whole.reshape(-1).view(torch.uint8).numpy())
-    return whole
-
-
-def _replace(parameter: nn.Parameter, values: Tensor) -> None:
-    """Give a parameter other values, also of another shape. The model and the optimizer keep the same object."""
-    if parameter.is_meta:
-        made = nn.Parameter(values, requires_grad=parameter.requires_grad)
-        swap_tensors(parameter, made)  # type: ignore[no-untyped-call]
-    else:
-        parameter.data = values

@@ -28,14 +28,16 @@ from dltrain.comm.algorithms.torch_distributed import TorchDistributed, raise_lo
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.precision import TYPES
+from dltrain.models.deferred import forget_initial_values
 from dltrain.models.sharding_units import UNIT_NBYTES
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.gradient_buffer import square_of
+from dltrain.parallel.model_split.deferred_values import receiver, without_weak_references
 from dltrain.parallel.placement import OwnRows, Strategy
 from dltrain.parallel.pytorch import sharded_state
 from dltrain.parallel.pytorch.sharded_state import like, part_of
 from dltrain.parallel.pytorch.sharded_units import UnitCommunication, shard
-from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.protocol.errors import MisuseError
 from dltrain.timing.stopwatch import Lap, reading
 
 
@@ -56,14 +58,14 @@ class FullyShardedParallel(Strategy):
         tail: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Move the model to ``device``, one layer after another, and shard it. All ranks must call this together.
+        """Move the model to ``device``, layer by layer, and shard it. All ranks must call this together.
 
-        The optimizer then has the sharded parameters, in the same groups. ``host``: the address of rank 0.
-        ``unit_nbytes``: minimum size of the parameters that are gathered together, before the rest of the model.
-        ``tail``: number of values that ranks share at every step. ``dtype``: the 16-bit type in which ranks gather
-        parameters; None for the parameters' own type. Raise PeerLostError if a rank is lost, BadInputError if torch or
-        the GPUs do not support it, MisuseError for a model that cannot be sharded, and ValueError for an optimizer with
-        state.
+        Layers of a deferred model get rank 0's initial values just before. The optimizer then has the sharded
+        parameters, in the same groups. ``host``: the address of rank 0. ``unit_nbytes``: minimum size of parameters
+        that are gathered together, before the rest of the model. ``tail``: number of values that ranks share at every
+        step. ``dtype``: the 16-bit type in which ranks gather parameters; None for their own type. Raise PeerLostError
+        if a rank is lost, BadInputError if torch or the GPUs do not support it, MisuseError for a model that cannot be
+        sharded, and ValueError for an optimizer with state.
         """
         if optimizer.state:
             raise ValueError("optimizer: found state; expected none, because t.wrap loads it. Create a new optimizer")
@@ -71,18 +73,14 @@ class FullyShardedParallel(Strategy):
         self._process_group = process_group
         self._shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()}
         self._collective = TorchDistributed(duplicate(process_group.comm), [torch.zeros(1, device=device)], host)
-        if device.type == "cuda" and torch.distributed.get_backend() != "nccl":
-            raise BadInputError(
-                "spec.parallelism.strategy",
-                "Sharded with ranks that share a GPU",
-                "a GPU for each rank",
-                "give each rank a GPU, or choose another strategy",
-            )
         before = dict(model.named_parameters(remove_duplicate=False))
         self._communication = UnitCommunication()
         world: Any = torch.distributed.group.WORLD
         mesh = DeviceMesh.from_group(world, device.type)
-        units = shard(model, mesh, self._communication, unit_nbytes, dtype)
+        with torch.no_grad(), without_weak_references(model):
+            receive = receiver(process_group, model, device)
+            units = shard(model, mesh, self._communication, unit_nbytes, dtype, receive)
+        forget_initial_values(model)
         after = dict(model.named_parameters(remove_duplicate=False))
         stands_for = {id(old): after[name] for name, old in before.items()}
         for group in optimizer.param_groups:

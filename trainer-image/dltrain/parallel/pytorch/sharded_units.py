@@ -8,7 +8,7 @@ of the parameters, and sums gradients, in float32.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -28,15 +28,22 @@ WARN_NBYTES, MAX_PART = 2**26, 0.5
 
 
 def shard(
-    model: nn.Module, mesh: Any, communication: "UnitCommunication", min_nbytes: int, dtype: torch.dtype | None
+    model: nn.Module,
+    mesh: Any,
+    communication: "UnitCommunication",
+    min_nbytes: int,
+    dtype: torch.dtype | None,
+    prepare: Callable[[Sequence[nn.Parameter]], None],
 ) -> list[nn.Module]:
     """Shard the parameters of ``model`` over the ranks of ``mesh``, in place. Return the units, last the model.
 
     ``communication``: the collectives of all units. ``min_nbytes``: minimum size of a unit's parameters. ``dtype``: the
     16-bit type in which ranks gather parameters; None for the parameters' own type. It does not change units with
-    BatchNorm, whose statistics are float32.
+    BatchNorm, whose statistics are float32. ``prepare``: function that is called with the parameters of each unit
+    before it is sharded. Afterwards, these parameters are empty: the model has others in their place.
 
-    Raise BadInputError if the installed torch is too old, and MisuseError for parameters that cannot be sharded.
+    Raise BadInputError if the installed torch is too old or ranks share a GPU, and MisuseError for parameters that
+    cannot be sharded.
     """
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise BadInputError(
@@ -45,11 +52,24 @@ def shard(
             "torch 2.13 or newer",
             "choose a newer image, or another strategy",
         )
+    if mesh.device_type == "cuda" and torch.distributed.get_backend() != "nccl":
+        raise BadInputError(
+            "spec.parallelism.strategy",
+            "Sharded with ranks that share a GPU",
+            "a GPU for each rank",
+            "give each rank a GPU, or choose another strategy",
+        )
     units = [*units_of(model, min_nbytes), model]
     _check_parameters(model, units)
     _warn_of_large_units(model, units)
+    sharded: set[nn.Parameter] = set()
     for unit in units:
+        own = [parameter for parameter in unit.parameters() if parameter not in sharded]
+        prepare(own)
         fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=_policy(unit, units, dtype))
+        for parameter in own:  # The optimizer still has it.
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+        sharded.update(unit.parameters())
     for unit in units:
         assert isinstance(unit, FSDPModule), "fully_shard has just made it one"
         unit.set_gradient_divide_factor(1.0)  # the gradients are weighted before they are summed

@@ -49,7 +49,8 @@ def held_nbytes(
 
     ``stage``: stage of ZeRO, which says what the ranks shard. ``samples``: samples of a rank in a micro-batch. With
     stage 3 on CPUs, it is the larger of two amounts: that of the start, when each rank creates the whole model before
-    it keeps a part, and that of training with the copy of the part that it writes to a checkpoint.
+    it keeps a part (``_created_nbytes``), and that of training with the copy of the part that it writes to a
+    checkpoint.
     """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
@@ -60,9 +61,21 @@ def held_nbytes(
     if is_gpu or stage < 3:
         return max(training, memory.start_nbytes(workload, is_gpu))
     whole = memory.held_nbytes(0.0, 0.0, 0.0, is_gpu, growth, convolves)
-    parameters = REAL_NBYTES * workload.parameters + workload.frozen_nbytes
-    whole += memory.MARGIN * max(parameters * (1 + 1 / ranks), workload.loading_nbytes)
+    part = (REAL_NBYTES * workload.parameters + workload.frozen_nbytes) / ranks
+    created, loading = _created_nbytes(workload, ranks, request)
+    whole += memory.MARGIN * max(created + part, loading)
     return max(whole, training + memory.MARGIN * copied_nbytes(workload, ranks, request))
+
+
+def _created_nbytes(workload: Workload, ranks: int, request: Request) -> tuple[float, float]:
+    """Return (bytes of the parameters that a rank creates at once, bytes while it loads the weights of a base).
+
+    Ranks create the whole model, or with deferred initialization a unit after the other, beside which there are the
+    tensor that rank 0 sends and the padded copy of the rank's part.
+    """
+    if request.deferred_init and ranks > 1:
+        return 2 * zero.unit_nbytes(workload), workload.loading_nbytes / 2
+    return REAL_NBYTES * workload.parameters + workload.frozen_nbytes, workload.loading_nbytes
 
 
 def copied_nbytes(workload: Workload, ranks: int, request: Request) -> float:
@@ -146,8 +159,8 @@ def _step(found: ZeroCandidate, batch: int, workload: Workload) -> SplitStep:
 def host_nbytes(found: ZeroCandidate, request: Request, workload: Workload, samples: int, held: int) -> int:
     """Return the main memory in bytes of a pod whose ranks have ``samples`` samples and need ``held`` bytes each.
 
-    For checkpoints, each GPU rank copies its shards to main memory. With stage 3, each rank first creates the whole
-    model there, and each rank has a client of the object store if the checkpoints are in one.
+    For checkpoints, each GPU rank copies its shards to main memory. With stage 3, each rank first creates the model
+    there (``_created_nbytes``), and each rank has a client of the object store if the checkpoints are in one.
     """
     part, option = found.part, found.part.option
     if option.pool.is_gpu:
@@ -170,9 +183,9 @@ def _pod_nbytes(stage: Literal[2, 3], ranks: int, is_gpu: bool, workload: Worklo
 def _on_host_nbytes(stage: Literal[2, 3], ranks: int, request: Request, workload: Workload, samples: int) -> int:
     """Return the main memory in bytes that one of ``ranks`` ranks on GPUs needs."""
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / ranks + workload.frozen_nbytes
-    batches = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes
+    batches, loading = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes, workload.loading_nbytes
     if stage == 3:
-        whole = REAL_NBYTES * workload.parameters + workload.frozen_nbytes
-        copies = max(whole, copied_nbytes(workload, ranks, request))
-    copies = max(copies, workload.loading_nbytes)
+        created, loading = _created_nbytes(workload, ranks, request)
+        copies = max(created, copied_nbytes(workload, ranks, request))
+    copies = max(copies, loading)
     return int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))

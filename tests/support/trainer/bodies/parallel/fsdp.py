@@ -169,7 +169,7 @@ def trained(
     data: tuple[Tensor, ...],
     shares: list[int],
     optimizer: MakeOptimizer,
-    net: Net,
+    made_net: Net | Callable[[Trainer], Net],
     *,
     steps: int = STEPS,
     **fields: Any,
@@ -178,6 +178,7 @@ def trained(
     plan = {"model": ModelRef(command=("python", "train.py"))} | plan
     made = make_plan(global_batch=sum(shares), shares=shares, steps=steps, min_ranks=len(shares), **plan)
     trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
+    net = made_net if isinstance(made_net, nn.Module) else made_net(trainer)
     net, opt = trainer.wrap(net, optimizer(net))
     for x, y in trainer.steps(trainer.loader(data), accumulate=True):
         opt.zero_grad()
@@ -377,4 +378,5 @@ def main() -> None:
     group.close()
 
 
-main()
+if __name__ == "__main__":
+    main()
