@@ -100,6 +100,15 @@ class TestPipelineMemory:
         asked = replace(self.LLAMA, like="GPT-2-XL", stages=2, memory_per_pod_nbytes=8 * 2**30)
         assert "raise resources.memory" in rejected(asked, box).message
 
+    def test_plan_that_is_compared_with_another_strategy_has_as_many_as_memory_needs(self) -> None:
+        """Regression: the pipeline "does not fit", although the planner would divide it further."""
+        asked = Request(
+            job="j", global_batch=8192, total_steps=100, model="gpt-mini", dataset="synthetic-tokens",
+            chooses_micro_batches=True,
+        )  # fmt: skip
+        lines = {each.summary: each.reason for each in decided(asked, cpus(2, memory="2Gi")).refusals}
+        assert "not requested" in lines["2 x cpu, Pipeline of 2 stages, 64 micro-batches"]
+
     def test_figure_of_the_spec_is_kept(self) -> None:
         stages = {"strategy": "Pipeline", "stages": 2}
         for parallelism, expected in (({**stages, "microBatches": 8}, (8, False)), (stages, (8, True))):
