@@ -1,5 +1,6 @@
 """Tests of hybrids: replicas of a model whose ranks split it, as requested and as the planner's own choice."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -95,10 +96,16 @@ class TestPipelineMemory:
         assert found.transient == (limit is None)
         assert f"found {60 if limit else 100} GiB" in found.message
 
-    def test_memory_of_the_spec_is_named_beside_the_stages(self) -> None:
-        box = view({"count": 2, "cpu": 8, "memory": "64Gi"})
-        asked = replace(self.LLAMA, like="GPT-2-XL", stages=2, memory_per_pod_nbytes=8 * 2**30)
-        assert "raise resources.memory" in rejected(asked, box).message
+    @pytest.mark.parametrize("may_divide", [False, True])
+    def test_memory_of_the_spec_that_is_too_small_on_cpus_is_named(self, may_divide: bool) -> None:
+        cluster = cpus(2, memory="64Gi")
+        asked = replace(GPT, strategy="Pipeline", stages=2, micro_batches=8, global_batch=512)
+        asked = replace(asked, memory_per_pod_nbytes=2**28, may_divide_further=may_divide)
+        found = rejected(asked, cluster)
+        assert (found.field, found.transient) == ("spec.resources.memory", False)
+        ((expected, unit),) = re.findall(r"expected at least ([\d.]+) (MiB|GiB)", found.message)
+        enough = replace(asked, memory_per_pod_nbytes=int(1.01 * float(expected) * 2 ** {"MiB": 20, "GiB": 30}[unit]))
+        assert decided(enough, cluster).chosen.strategy == "Pipeline"
 
     def test_plan_that_is_compared_with_another_strategy_has_as_many_as_memory_needs(self) -> None:
         """Regression: the pipeline "does not fit", although the planner would divide it further."""

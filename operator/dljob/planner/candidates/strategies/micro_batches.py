@@ -79,7 +79,12 @@ def too_large(
         remedy = f"more, such as {enough}: raise microBatches, or remove it, so that the planner chooses the number"
     else:
         refusals = tuple(found for _, found in tried if isinstance(found, Refusal)) + refusals[len(tried) :]
-        lacking = [_main_memory(each, request, model) for each, found in tried if _lacks_main_memory(found)]
+        least = [candidate for candidate, _ in tried] if request.may_divide_further else asked
+        lacking = [
+            _main_memory(each, request, model)
+            for each, (_, found) in zip(least, tried, strict=True)
+            if _lacks_main_memory(found) or _exceeds_limit(each, request, model)
+        ]
         smaller = replace(request, global_batch=min(request.global_batch, most))
         if lacking:
             free, needed = min(lacking, key=lambda each: each[1] - each[0])
@@ -100,8 +105,6 @@ def too_large(
             found = f"{request.stages}, even with the smallest micro-batches, {_TOO_LITTLE}"
             enough = min((n for each in asked if (n := _enough_stages(each, request, model))), default=0)
             remedy = f"parts that fit: {f'raise stages to at least {enough}, ' if enough else ''}"
-            on_cpus = any(not each.part.option.pool.is_gpu for each in asked)
-            remedy += "raise resources.memory, " if on_cpus and request.memory_per_pod_nbytes is not None else ""
             remedy += "choose strategy Sharded, or allow devices with more memory"
     misfits = [each for each in refusals if "does not fit" in each.reason]
     lines = "; ".join(f"{each.summary}: {each.reason}" for each in misfits[:4])
@@ -119,6 +122,14 @@ def _fitting(tried: Sequence[Tried]) -> list[SplitCandidate]:
 
 def _lacks_main_memory(found: Prediction | Refusal) -> bool:
     return isinstance(found, Refusal) and "main memory" in found.reason
+
+
+def _exceeds_limit(candidate: SplitCandidate, request: Request, model: split.Model) -> bool:
+    """Return True if ranks on CPUs have too little memory only because of ``spec.resources.memory``."""
+    pool, nodes = candidate.part.option.pool, candidate.part.nodes
+    if pool.is_gpu or request.memory_per_pod_nbytes is None:
+        return False
+    return _main_memory(candidate, request, model)[1] <= pool.falling_memory_nbytes[nodes - 1]
 
 
 def _main_memory(candidate: SplitCandidate, request: Request, model: split.Model) -> tuple[int, int]:
