@@ -152,6 +152,14 @@ def test_ranks_on_cpus_that_create_parts_need_their_part_and_two_units() -> None
     assert parts.memory_nbytes < 0.5 * whole.memory_nbytes
 
 
+def test_loaded_weights_stay_until_all_parts_are_created() -> None:
+    """Regression: either the weights or the parts counted. The initial values refer to the weights to the end."""
+    two, base = ClusterView(tuple(Node(f"c{i}", "cpu", 1, 1, 16, 16, 64 * 2**30) for i in range(2))), 10**10
+    asked = replace(LARGE, **SHARDED, parameters=10**7, frozen_nbytes=base, largest_unit=10**8, deferred_init=True)
+    asked = replace(asked, activation_nbytes_per_sample=10**6, flops_per_sample=6e9, nodes_min=2)
+    assert chosen(asked, two).prediction.memory_nbytes > base * (1 + 1 / 4) + 2 * 4 * 10**8
+
+
 @pytest.mark.parametrize("in_store", [False, True])
 def test_largest_memory_that_is_too_small_is_refused_as_memory(in_store: bool) -> None:
     """Regression: within the memory of a pod beside its ranks, lowering globalBatchSize was the advice."""
