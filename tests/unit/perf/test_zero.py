@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.perf.step.communication import Link, allreduce_s
-from dljob.perf.step.zero import Stage, exposed_communication_s, state_nbytes, unit_parameters, units
+from dljob.perf.step.zero import Stage, element_nbytes, exposed_communication_s, state_nbytes, unit_parameters, units
 from dljob.perf.workload.workload import Workload, builtin, hinted, in_precision, reference
 
 FLOAT32 = {
@@ -51,6 +51,13 @@ def test_one_rank_shards_nothing(name: str, stage: Stage) -> None:
 def test_unit_is_a_block_or_all_outside_of_blocks(name: str, unit: int) -> None:
     """Regression: it was the largest layer, a third of a block of Llama 2 70B, so that ranks needed more memory."""
     assert unit_parameters(reference(name)) == unit
+
+
+@pytest.mark.parametrize(("name", "nbytes"), [("ResNet-50", 4), ("ViT-B-16", 2), ("VGG-16", 2), ("Llama-3-8B", 2)])
+def test_models_without_batch_norm_are_gathered_in_16_bits(name: str, nbytes: int) -> None:
+    """Regression: the first layer of a vision transformer, which is a convolution, made all gathers twice as large."""
+    assert element_nbytes(in_precision(reference(name), "BF16")) == nbytes
+    assert element_nbytes(reference(name)) == 4
 
 
 def test_memory_without_units_is_that_of_the_paper() -> None:

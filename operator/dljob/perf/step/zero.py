@@ -76,7 +76,7 @@ def element_nbytes(workload: Workload) -> int:
 
     Units with batch norm, of which convolutional networks consist, are gathered in float32 in any precision.
     """
-    return REAL_NBYTES if workload.precision == "FP32" or workload.has_convolutions else HALF_NBYTES
+    return REAL_NBYTES if workload.precision == "FP32" or workload.is_convolutional else HALF_NBYTES
 
 
 def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:

@@ -145,6 +145,11 @@ class Workload:
         return any(layer.is_conv for layer in self.layers)
 
     @cached_property
+    def is_convolutional(self) -> bool:
+        """Return True if convolutions have most of the parameters, unlike in a vision transformer."""
+        return 2 * sum(layer.parameters for layer in self.layers if layer.is_conv) > self.parameters
+
+    @cached_property
     def is_dense(self) -> bool:
         """Return True if it is known that no layer is convolutional or recurrent.
 

@@ -245,8 +245,10 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
     training state.
     """
     ranks = min(sum(pool.free), request.global_batch)
-    if wrong.reason != "DoesNotFit" or not pool.is_gpu or request.fixed or ranks < 1:
+    if wrong.reason != "DoesNotFit" or request.fixed or ranks < 1:
         return wrong
+    if not pool.is_gpu:
+        return _too_little_for_model(request, typed, pool, wrong) or wrong
     device, room = catalogue.gpu_or_assumed(pool.device), _room_nbytes(pool, request)
     workload = min(typed, key=lambda each: zero.held_nbytes(each, 3, ranks, 1, device, request))
     one, none = (zero.held_nbytes(workload, 3, ranks, count, device, request) for count in (1, 0))
@@ -267,6 +269,31 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
         message=f"found a model with which each of {ranks} ranks needs {gibibytes(one)} for one sample: activations "
         f"{gibibytes(one - none)}, its part of the training state {state}; expected at most {gibibytes(room)}, the "
         f"largest memory of a rank: {remedy}, or allow devices with more memory",
+    )
+
+
+def _too_little_for_model(
+    request: Request, typed: Sequence[Workload], pool: Pool, wrong: Infeasible
+) -> Infeasible | None:
+    """Return ``Infeasible`` if ranks on CPUs have room for one sample only if they create the model in parts."""
+    ranks, device, room = (
+        min(pool.nodes, request.global_batch),
+        catalogue.cpu(pool.device, 1),
+        _room_nbytes(pool, request),
+    )
+    whole, parts = (
+        min(zero.held_nbytes(each, 3, ranks, 1, device, replace(request, deferred_init=deferred)) for each in typed)
+        for deferred in (request.deferred_init, True)
+    )
+    if not parts <= room < whole:
+        return None
+    return replace(
+        wrong,
+        field="spec.resources.memory",
+        transient=request.memory_per_pod_nbytes is None,
+        message=f"found {gibibytes(room)}, the largest memory of a rank; expected at least {gibibytes(whole)}, because "
+        "each rank creates the whole model before it keeps its part: create it with t.create and set "
+        f"spec.parallelism.deferredInit, or allow nodes with more memory ({_lines(wrong)})",
     )
 
 

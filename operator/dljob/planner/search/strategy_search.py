@@ -118,7 +118,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
     lines = []
     micro_batches = min(MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
     either = replace(request, replicas=None, collective=None)
-    pipeline = replace(either, strategy="Pipeline", stages=ranks, micro_batches=micro_batches)
+    pipeline = replace(either, strategy="Pipeline", stages=ranks, micro_batches=micro_batches, may_divide_further=True)
     tensor = replace(either, strategy="Tensor")
     for asked in (pipeline, tensor):
         found = model_split.like(parts[0], asked, workload)

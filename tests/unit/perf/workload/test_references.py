@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.api.spec import BUILTIN_MODELS, ReferenceModel
 from dljob.cluster import catalogue
+from dljob.perf.step import model_split as split
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.workload.layer import Layer
 from dljob.perf.workload.layers import Net
@@ -91,6 +92,24 @@ def test_operations_of_llamas_match_hoffmann_et_al(name: str) -> None:
     tokens = data.shape[0]
     assert sum(attention) == pytest.approx(len(attention) * 4 * tokens**2 * (once / data.classes))
     assert products(REFERENCES[name][0](data)) == pytest.approx(2 * weights * tokens + sum(attention), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "units", "sums"),
+    [
+        ("BERT-base", 12 * (12 * 768**2 + 9 * 768), 12, [512 * 768] * 48),
+        ("GPT-2", 12 * (12 * 768**2 + 9 * 768), 12, [1024 * 768] * 48),
+        ("Llama-2-7B", 32 * (4 * 4096**2 + 3 * 4096 * 11_008), 32, [4096 * 4096] * 128),
+        ("Llama-3-8B", 32 * 3 * 4096 * 14_336, 14_336, [8192 * 4096] * 64),  # grouped-query attention is not split
+    ],
+)
+def test_tensor_parallelism_splits_the_pairs_of_the_trainer(
+    name: str, weights: int, units: int, sums: list[float]
+) -> None:
+    """Regression: of Llamas, gate and up were a pair, and attention was none; of BERT, queries and keys were whole."""
+    pairs = split.cut_up(reference(name)).pairs
+    assert pairs is not None and (pairs.parameters, pairs.units) == (weights, units)
+    assert list(pairs.summed_elements) == sums
 
 
 @pytest.mark.parametrize("name", REFERENCES)

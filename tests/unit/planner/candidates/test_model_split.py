@@ -184,7 +184,7 @@ def test_stages_of_a_script_with_hints_alone_are_equal() -> None:
         (
             replace(PIPELINE, stages=5),
             "spec.parallelism.stages",
-            "found room for 4 ranks on all device types together; expected 5 ranks",
+            "found room for 4 ranks on all types of device; expected 5 ranks",
         ),
         (replace(PIPELINE, nodes_max=1), "spec.parallelism.stages", "expected 2 ranks, one per stage"),
         (replace(TENSOR, nodes_max=1), "spec.nodes", "expected 2 to "),
@@ -194,7 +194,7 @@ def test_stages_of_a_script_with_hints_alone_are_equal() -> None:
             "spec.parallelism.stages",
             "found 99; expected at most ",
         ),
-        (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.globalBatchSize", "part of the model needs"),
+        (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.resources.memory", "part of the model needs"),
     ],
 )
 def test_invalid_requests_are_rejected(request_: Request, field: str, words: str) -> None:

@@ -1,5 +1,6 @@
 """Tests of hybrids: replicas of a model whose ranks split it, as requested and as the planner's own choice."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -62,16 +63,58 @@ class TestPipelineMemory:
     def test_too_few_micro_batches_are_named(self) -> None:
         found = rejected(self.LLAMA, self.NODE)
         assert (found.reason, found.field) == ("DoesNotFit", "spec.parallelism.microBatches")
-        assert "found 32, " in found.message and "expected at least 512: raise microBatches" in found.message
+        assert "found 32, " in found.message and "expected more, such as 512: raise microBatches" in found.message
         assert found.refusals and found.unsupported
+
+    def test_nearly_as_many_micro_batches_as_possible_are_too_few(self) -> None:
+        """Regression: an UnboundLocalError, because no larger number of them gives smaller ones."""
+        found = rejected(replace(self.LLAMA, global_batch=5000, micro_batches=3000), self.NODE)
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
+        assert "found 5000" in found.message and "expected at most 4096" in found.message
+        assert decided(replace(self.LLAMA, global_batch=4096, micro_batches=4096), self.NODE)
 
     @pytest.mark.parametrize("may_divide", [False, True])
     def test_too_few_stages_are_named(self, may_divide: bool) -> None:
-        asked = replace(self.LLAMA, like="Llama-2-70B", may_divide_further=may_divide)
+        asked = replace(self.LLAMA, stages=2, optimizer="AdamW", may_divide_further=may_divide)
         found = rejected(asked, self.NODE)
         assert (found.reason, found.field) == ("DoesNotFit", "spec.parallelism.stages")
-        assert "found 8, even with the smallest micro-batches" in found.message
-        assert "raise stages (at most " in found.message
+        assert "found 2, even with the smallest micro-batches" in found.message
+        assert "raise stages to at least 4," in found.message
+        assert decided(replace(asked, stages=4, may_divide_further=True), self.NODE)
+
+    def test_more_stages_are_no_advice_if_the_activations_of_a_sample_are_too_large(self) -> None:
+        """Regression: Llama 2 70B needs as much with 64 stages as with 8, and got the advice to raise them."""
+        found = rejected(replace(self.LLAMA, like="Llama-2-70B"), self.NODE)
+        assert found.field == "spec.parallelism.stages" and "raise stages" not in found.message
+
+    @pytest.mark.parametrize("limit", [None, 60 * 2**30])
+    def test_too_little_main_memory_is_not_blamed_on_the_stages(self, limit: int | None) -> None:
+        """Regression: the field was stages or globalBatchSize, and the job did not wait for memory of other pods."""
+        small = view({"device": "NVIDIA-A100-SXM4-80GB", "devices": 8, "cpu": 64, "memory": "100Gi"})
+        found = rejected(replace(self.LLAMA, memory_per_pod_nbytes=limit), small)
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.resources.memory")
+        assert found.transient == (limit is None)
+        assert f"found {60 if limit else 100} GiB" in found.message
+
+    @pytest.mark.parametrize("may_divide", [False, True])
+    def test_memory_of_the_spec_that_is_too_small_on_cpus_is_named(self, may_divide: bool) -> None:
+        cluster = cpus(2, memory="64Gi")
+        asked = replace(GPT, strategy="Pipeline", stages=2, micro_batches=8, global_batch=512)
+        asked = replace(asked, memory_per_pod_nbytes=2**28, may_divide_further=may_divide)
+        found = rejected(asked, cluster)
+        assert (found.field, found.transient) == ("spec.resources.memory", False)
+        ((expected, unit),) = re.findall(r"expected at least ([\d.]+) (MiB|GiB)", found.message)
+        enough = replace(asked, memory_per_pod_nbytes=int(1.01 * float(expected) * 2 ** {"MiB": 20, "GiB": 30}[unit]))
+        assert decided(enough, cluster).chosen.strategy == "Pipeline"
+
+    def test_plan_that_is_compared_with_another_strategy_has_as_many_as_memory_needs(self) -> None:
+        """Regression: the pipeline "does not fit", although the planner would divide it further."""
+        asked = Request(
+            job="j", global_batch=8192, total_steps=100, model="gpt-mini", dataset="synthetic-tokens",
+            chooses_micro_batches=True,
+        )  # fmt: skip
+        lines = {each.summary: each.reason for each in decided(asked, cpus(2, memory="2Gi")).refusals}
+        assert "not requested" in lines["2 x cpu, Pipeline of 2 stages, 64 micro-batches"]
 
     def test_figure_of_the_spec_is_kept(self) -> None:
         stages = {"strategy": "Pipeline", "stages": 2}

@@ -152,6 +152,26 @@ def test_ranks_on_cpus_that_create_parts_need_their_part_and_two_units() -> None
     assert parts.memory_nbytes < 0.5 * whole.memory_nbytes
 
 
+def test_model_that_ranks_on_cpus_can_create_only_in_parts_is_not_blamed_on_the_batch() -> None:
+    """Regression: the advice was a smaller globalBatchSize, with which no rank has room for the whole model either."""
+    asked = replace(LARGE, **SHARDED, parameters=2 * 10**10, activation_nbytes_per_sample=10**7, largest_unit=10**8)
+    asked = replace(asked, optimizer="SGD", momentum=0.0, checkpoints=False, flops_per_sample=6e9)
+    many = ClusterView(tuple(replace(CPUS.nodes[0], name=f"c{i}") for i in range(10)))
+    refused = rejected(asked, many)
+    assert refused.field == "spec.resources.memory" and refused.transient
+    assert "set spec.parallelism.deferredInit" in refused.message
+    assert chosen(replace(asked, deferred_init=True), many)
+    assert rejected(replace(asked, parameters=10**12), many).field == "spec.globalBatchSize"
+
+
+def test_loaded_weights_stay_until_all_parts_are_created() -> None:
+    """Regression: either the weights or the parts counted. The initial values refer to the weights to the end."""
+    two, base = ClusterView(tuple(Node(f"c{i}", "cpu", 1, 1, 16, 16, 64 * 2**30) for i in range(2))), 10**10
+    asked = replace(LARGE, **SHARDED, parameters=10**7, frozen_nbytes=base, largest_unit=10**8, deferred_init=True)
+    asked = replace(asked, activation_nbytes_per_sample=10**6, flops_per_sample=6e9, nodes_min=2)
+    assert chosen(asked, two).prediction.memory_nbytes > base * (1 + 1 / 4) + 2 * 4 * 10**8
+
+
 @pytest.mark.parametrize("in_store", [False, True])
 def test_largest_memory_that_is_too_small_is_refused_as_memory(in_store: bool) -> None:
     """Regression: within the memory of a pod beside its ranks, lowering globalBatchSize was the advice."""

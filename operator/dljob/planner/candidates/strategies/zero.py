@@ -71,10 +71,11 @@ def _created_nbytes(workload: Workload, ranks: int, request: Request) -> tuple[f
     """Return (bytes of the parameters that a rank creates at once, bytes while it loads the weights of a base).
 
     Ranks create the whole model, or with deferred initialization a unit after the other, beside which there are the
-    tensor that rank 0 sends and the padded copy of the rank's part.
+    tensor that rank 0 sends and the padded copy of the rank's part. The loaded weights then stay until all units have
+    their values.
     """
     if request.deferred_init and ranks > 1:
-        return 2 * zero.unit_nbytes(workload), workload.loading_nbytes / 2
+        return 2 * zero.unit_nbytes(workload) + workload.loading_nbytes / 2, 0.0
     return REAL_NBYTES * workload.parameters + workload.frozen_nbytes, workload.loading_nbytes
 
 
