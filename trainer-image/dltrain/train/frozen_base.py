@@ -124,7 +124,7 @@ def _digests(model: nn.Module) -> dict[str, str]:
     first = {parameter: name for name, parameter in reversed(frozen.items())}
 
     def digest(parameter: nn.Parameter) -> str:
-        if initial is None:
+        if initial is None or not parameter.is_meta:
             whole = parameter.detach().cpu().contiguous()
         else:
             whole = temporary(tuple(parameter.shape), parameter.dtype)
