@@ -115,9 +115,26 @@ def test_changes_after_the_creation_are_found() -> None:
     assert values is not None and not values.changed(model.double().requires_grad_(False))
     nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
     assert values.changed(model) == ["1.weight"]
+    model.append(nn.Linear(2, 2))  # in memory
+    assert values.changed(model) == ["1.weight"]
+    model[1].to_empty(device="cpu")  # type: ignore[operator]
+    assert values.changed(model) == ["1.weight", "1.bias"]
     nn.utils.parametrizations.weight_norm(model[0])
-    model[1] = nn.Linear(2, 2)  # in memory
-    assert {name.partition(".")[0] for name in values.changed(model)} == {"0"}
+    assert values.changed(model)[0] == "0.parametrizations.weight.original0"
+
+
+def test_weights_may_be_tied_after_the_creation() -> None:
+    """Fixed bug: the values were those of the layer whose name comes first."""
+    torch.manual_seed(3)
+    expected = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))[1].weight  # type: ignore[union-attr]
+    torch.manual_seed(3)
+    model = deferred(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    model[0].weight = model[1].weight  # type: ignore[assignment]
+    values, found = initial_values(model), torch.empty(2, 2)
+    assert values is not None and not values.changed(model)
+    (name,) = (name for name, each in model.named_parameters() if each is model[1].weight)
+    values.fill(name, found, model[1].weight)  # type: ignore[arg-type]
+    assert torch.equal(found, expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -240,8 +240,8 @@ class InitialValues:
         self._recorder = recorder
         tensors = {name: each for name, each in _tensors(model).items() if each.is_meta}
         self._views = {name: recorder.view(each) for name, each in tensors.items()}
-        self._versions = {each: each._version for each in tensors.values()}
-        """Each tensor → the version of its values, of which torch increases the number with each change in place."""
+        self._known = {each: (name, each._version) for name, each in tensors.items()}
+        """Each tensor → its name, and the version of its values, which torch increases with each change in place."""
         for name, view in self._views.items():
             if view.storage not in recorder.writers and view.size.numel():
                 raise MisuseError(
@@ -253,20 +253,26 @@ class InitialValues:
             self._views.setdefault(name, recorder.view(each))
 
     def changed(self, model: nn.Module) -> list[str]:
-        """Return the names of the tensors without memory that were changed or created after ``deferred``, in vain."""
-        return [
-            name
-            for name, each in _tensors(model).items()
-            if each.is_meta and (name not in self._views or self._versions.get(each, each._version) != each._version)
-        ]
+        """Return the names of tensors of ``model`` that were changed after ``deferred``.
 
-    def fill(self, name: str, whole: Tensor) -> None:
+        These are also tensors without memory that are new, and those that now have memory, such as after ``to_empty``.
+        """
+        return [name for name, each in _tensors(model).items() if self._is_changed(name, each)]
+
+    def _is_changed(self, name: str, tensor: Tensor) -> bool:
+        if tensor in self._known:
+            return self._known[tensor][1] != tensor._version
+        return (name in self._views) != tensor.is_meta
+
+    def fill(self, name: str, whole: Tensor, of: Tensor | None = None) -> None:
         """Write the initial values of the tensor ``name``, which has no memory, to ``whole``.
 
-        ``whole``: a contiguous tensor in main memory. It may have another dtype than the model was created in. The
-        random generator is as before afterwards.
+        ``whole``: a contiguous tensor in main memory. It may have another dtype than the model was created in. ``of``:
+        the tensor itself, which may have got another name, such as by tying weights. The random generator is as before
+        afterwards.
         """
-        view = self._views[name.replace(_COMPILED, "")]
+        created, _ = self._known.get(of, (name, 0)) if of is not None else (name, 0)
+        view = self._views[created.replace(_COMPILED, "")]
         before, memory = torch.default_generator.get_state(), dict[int, Tensor]()
         in_place = whole.dtype == view.dtype and view.covers_storage
         if in_place:

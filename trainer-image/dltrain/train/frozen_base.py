@@ -128,7 +128,7 @@ def _digests(model: nn.Module) -> dict[str, str]:
             whole = parameter.detach().cpu().contiguous()
         else:
             whole = temporary(tuple(parameter.shape), parameter.dtype)
-            initial.fill(first[parameter], whole)
+            initial.fill(first[parameter], whole, parameter)
         return hashlib.sha256(content(whole).data).hexdigest()
 
     # The initial values of a deferred model draw from one generator of random numbers.

@@ -21,7 +21,7 @@ def received(process_group: ProcessGroup, initial: InitialValues, name: str, lik
     whole = make(tuple(like.shape), dtype=like.dtype)
     if not process_group.rank:
         if like.is_meta:
-            initial.fill(name, whole)
+            initial.fill(name, whole, like)
         else:
             whole.copy_(like.detach())
     process_group.broadcast_into(whole.reshape(-1).view(torch.uint8).numpy())

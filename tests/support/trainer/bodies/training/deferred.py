@@ -77,9 +77,11 @@ class Attached(nn.Module):
         self.turns, self.drawn = torch.polar(torch.ones(8), torch.arange(8.0)), torch.rand(8)
         self.empty, self.count = nn.Parameter(torch.empty(0, 3)), 0
         self.register_buffer("steps", torch.arange(3))
+        self.register_parameter("shift", None)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.blocks[1](self.blocks[0](x) @ self.blocks[0].mask) @ self.blocks[1].mask  # type: ignore[operator]
+        h = h if self.shift is None else h + self.shift
         return self.blocks[2](h).mul(self.drawn).mul(self.turns).abs()  # type: ignore[no-any-return]
 
 
@@ -92,15 +94,15 @@ def check_tensors(group: ProcessGroup) -> None:
     torch.manual_seed(group.rank)
     net = trainer.create(Attached)
     net.blocks[1] = torch.compile(net.blocks[1], backend="eager")
-    head = net.blocks[0].bias = nn.Parameter(torch.full((8,), float(group.rank)))  # in memory, so its own values count
+    net.shift = shift = nn.Parameter(torch.full((8,), 1.0 + group.rank))  # in memory, so its own values count
     opt = sgd(net)
     with pytest.raises(MisuseError, match=r"found a list with spec\.parallelism\.strategy Sharded; expected a model"):
         trainer.wrap([net], opt)
     wrapped, _ = trainer.wrap(torch.compile(net, backend="eager"), opt)
     torch.manual_seed(0)
     expected, x = Attached(), torch.randn(4, 8)
-    nn.init.zeros_(expected.blocks[0].bias)  # type: ignore[arg-type]
-    assert not head.numel(), "the optimizer and the script keep no whole parameters"
+    expected.shift = nn.Parameter(torch.ones(8))
+    assert not shift.numel(), "the optimizer and the script keep no whole parameters"
     with torch.compiler.set_stance("force_eager"):
         assert distance(wrapped(x).detach(), expected(x).detach()) < 1e-6
     assert net.blocks[0].mask is net.blocks[1].mask
@@ -114,7 +116,10 @@ def check_late_changes(group: ProcessGroup) -> None:
     )  # fmt: skip
     net = trainer.create(lambda: nn.Linear(2, 2))
     net.load_state_dict(nn.Linear(2, 2).state_dict())
-    with pytest.raises(MisuseError, match="found weight changed or created after"):
+    with pytest.raises(MisuseError, match="found weight changed after"):
+        trainer.wrap(net, sgd(net))
+    net = nn.Sequential(trainer.create(lambda: nn.Linear(2, 2)))
+    with pytest.raises(MisuseError, match=r"found another module around the model of t\.create"):
         trainer.wrap(net, sgd(net))
     differs = deferred(lambda: nn.Linear(2, 2 + group.rank))
     with pytest.raises(RuntimeError, match=r"found weight \(3, 2\)") if group.rank else nullcontext():
