@@ -1,6 +1,7 @@
 """Tests of models whose parameters have no memory at first: their values are those of a model in main memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,10 @@ def test_changes_after_the_creation_are_found() -> None:
     assert values.changed(model) == ["1.weight"]
     model.append(nn.Linear(2, 2))  # in memory
     assert values.changed(model) == ["1.weight"]
+    first: Any = model[0]
+    first.start = first.bias.detach()
+    assert values.changed(model) == ["1.weight", "0.start"]
+    del first.start
     model[1].to_empty(device="cpu")  # type: ignore[operator]
     assert values.changed(model) == ["1.weight", "1.bias"]
     nn.utils.parametrizations.weight_norm(model[0])

@@ -216,10 +216,10 @@ class _Constants(TorchFunctionMode):
 def tensor_attributes(model: nn.Module) -> list[tuple[str, nn.Module, str, Tensor]]:
     """Return (name, module, name in the module, tensor) of the tensors without memory that modules have as attributes.
 
-    They are neither parameters nor buffers, such as a table of positions.
+    They are neither parameters nor buffers, such as a table of positions. Names lack what torch.compile adds.
     """
     return [
-        (f"{prefix}.{key}" if prefix else key, module, key, each)
+        ((f"{prefix}." if prefix else "").replace(_COMPILED, "") + key, module, key, each)
         for prefix, module in model.named_modules()
         for key, each in vars(module).items()
         if _is_meta(each) and not isinstance(each, nn.Parameter)
@@ -257,7 +257,8 @@ class InitialValues:
 
         These are also tensors without memory that are new, and those that now have memory, such as after ``to_empty``.
         """
-        return [name for name, each in _tensors(model).items() if self._is_changed(name, each)]
+        changed = [name for name, each in _tensors(model).items() if self._is_changed(name, each)]
+        return changed + [name for name, *_ in tensor_attributes(model) if name not in self._views]
 
     def _is_changed(self, name: str, tensor: Tensor) -> bool:
         if tensor in self._known:
