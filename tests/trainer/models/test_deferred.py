@@ -1,10 +1,12 @@
 """Tests of models whose parameters have no memory at first: their values are those of a model in main memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.init import orthogonal_ as imported_by_name
 
 from dltrain.models import NAMES, InputShape, build
 from dltrain.models.deferred import deferred, initial_values
@@ -84,12 +86,69 @@ def test_values_may_depend_on_other_tensors() -> None:
     assert_equal_values(OwnValues)
 
 
+class Constants(nn.Module):
+    """A module whose tensors are computed from numbers of Python, and by a function that is imported by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled, self.alone = nn.Parameter(torch.tensor([1.0, 2.0]) * 3), nn.Parameter(torch.tensor([4.0, 5.0]))
+        self.stacked = nn.Parameter(torch.stack([torch.as_tensor(float(i)) for i in range(3)]))
+        self.temperature = nn.Parameter(torch.ones(2).new_tensor([0.07, 0.1]).log())
+        self.chosen = nn.Parameter(torch.randn(4, 3)[[3, 0], 1:][:, [1, 0]])
+        self.square = nn.Parameter(torch.zeros(3, 3))
+        imported_by_name(self.square)
+        with torch.no_grad():
+            self.square[[0, 2]] = 7.0
+            self.square[torch.tensor([1])] *= 2
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1), persistent=False)
+
+
+def test_values_may_be_numbers() -> None:
+    """Fixed bug: tensors computed from ``torch.tensor`` and lists of indices were 0, and imported functions did nothing."""
+    assert_equal_values(Constants)
+    assert imported_by_name is nn.init.orthogonal_
+
+
+def test_changes_after_the_creation_are_found() -> None:
+    """Fixed bug: they had no effect and no message."""
+    model = deferred(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    values = initial_values(model)
+    assert values is not None and not values.changed(model.double().requires_grad_(False))
+    nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
+    assert values.changed(model) == ["1.weight"]
+    model.append(nn.Linear(2, 2))  # in memory
+    assert values.changed(model) == ["1.weight"]
+    first: Any = model[0]
+    first.start = first.bias.detach()
+    assert values.changed(model) == ["1.weight", "0.start"]
+    del first.start
+    model[1].to_empty(device="cpu")  # type: ignore[operator]
+    assert values.changed(model) == ["1.weight", "1.bias"]
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert values.changed(model)[0] == "0.parametrizations.weight.original0"
+
+
+def test_weights_may_be_tied_after_the_creation() -> None:
+    """Fixed bug: the values were those of the layer whose name comes first."""
+    torch.manual_seed(3)
+    expected = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))[1].weight  # type: ignore[union-attr]
+    torch.manual_seed(3)
+    model = deferred(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    model[0].weight = model[1].weight  # type: ignore[assignment]
+    values, found = initial_values(model), torch.empty(2, 2)
+    assert values is not None and not values.changed(model)
+    (name,) = (name for name, each in model.named_parameters() if each is model[1].weight)
+    values.fill(name, found, model[1].weight)  # type: ignore[arg-type]
+    assert torch.equal(found, expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: nn.BatchNorm1d(3), r"found buffers running_mean, .*; expected only parameters"),
-        (lambda: nn.ParameterList([torch.tensor([1.0, 2.0])]), "found no initial values of 0"),
         (lambda: nn.ParameterList([torch.empty(3)]), "found no initial values of 0"),
+        (lambda: nn.Linear(int(torch.tensor(3)), 2), "found RuntimeError: .*; expected a function that creates"),
+        (lambda: nn.Linear(*torch.ones(2).numpy()), "found TypeError: .*; expected a function that creates"),
     ],
 )
 def test_models_that_cannot_be_deferred_are_rejected(make: Callable[[], nn.Module], words: str) -> None:

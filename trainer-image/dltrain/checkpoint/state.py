@@ -223,12 +223,10 @@ def _unfit(path: tuple[Any, ...], found: str, optimizer: str = "optimizer", name
 def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
     """Copy rank 0's parameters and buffers to every rank, one tensor at a time. All ranks must call it.
 
-    Do nothing for a deferred model, whose parameters have no values yet: the strategy that splits it sends them.
+    Copy nothing of a deferred model, whose parameters have no values yet: the strategy that divides it sends them.
     Raise PeerLostError if a rank is lost, and RuntimeError if the model of this rank differs from that of rank 0 in
     names, shapes or dtypes.
     """
-    if initial_values(model) is not None:
-        return
     state = model.state_dict()
     rows = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()]
     theirs = process_group.broadcast("\n".join(rows).encode()).decode().splitlines()
@@ -238,6 +236,8 @@ def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
         if here != there
     ]:
         raise RuntimeError(f"model: found {differing[0]}; expected the same tensors on all ranks. Check the script")
+    if initial_values(model) is not None:
+        return
     load = WeightLoader(model)
     for name, tensor in state.items():
         copy = tensor.detach().to("cpu", copy=True).contiguous()

@@ -5,16 +5,21 @@ random numbers with the state of the generator before them. So the values of a p
 order, and they are bit-identical to those of a model that is created in main memory.
 """
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
 from math import prod
 from mmap import mmap
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -27,6 +32,10 @@ _INITIAL = "_dltrain_initial_values"
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _SKIPS_META = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 """Functions of ``torch.nn.init`` that do nothing on the meta device, because they read the values of tensors."""
+_CONSTANTS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+"""Functions that make tensors from numbers. On the meta device, they lose the values."""
+_COMPILED = "_orig_mod."
+"""Part of names that ``torch.compile`` adds."""
 
 
 @dataclass(frozen=True)
@@ -179,32 +188,92 @@ def _is_meta(given: Any) -> bool:
     return isinstance(given, Tensor) and given.is_meta
 
 
+class _Constants(TorchFunctionMode):
+    """Make tensors from numbers in main memory, and then copy them to the meta device, so that the copy is recorded.
+
+    These are also the lists of indices in ``x[[0, 2]]``.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_meta:
+            index = tuple(map(self._numbers, args[1])) if isinstance(args[1], tuple) else self._numbers(args[1])
+            return func(args[0], index, *args[2:])
+        data = args[1:] if func is Tensor.new_tensor else args
+        if func not in _CONSTANTS or named.get("device") is not None or any(map(_is_meta, (*data, *named.values()))):
+            return func(*args, **named)
+        made = func(*args, **named | {"device": _CPU})
+        return made.detach().to(_META).requires_grad_(made.requires_grad)
+
+    def _numbers(self, index: Any) -> Any:
+        if not isinstance(index, list) or not index or any(isinstance(each, Tensor | slice | None) for each in index):
+            return index
+        return torch.tensor(index, device=_CPU).to(_META)
+
+
+def tensor_attributes(model: nn.Module) -> list[tuple[str, nn.Module, str, Tensor]]:
+    """Return (name, module, name in the module, tensor) of the tensors without memory that modules have as attributes.
+
+    They are neither parameters nor buffers, such as a table of positions. Names lack what torch.compile adds.
+    """
+    return [
+        ((f"{prefix}." if prefix else "").replace(_COMPILED, "") + key, module, key, each)
+        for prefix, module in model.named_modules()
+        for key, each in vars(module).items()
+        if _is_meta(each) and not isinstance(each, nn.Parameter)
+    ]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by all their names, without those parts that torch.compile adds."""
+    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name.replace(_COMPILED, ""): each for name, each in named}
+
+
 class InitialValues:
     """The initial values of the tensors of a deferred model, which are computed when they are needed."""
 
     def __init__(self, model: nn.Module, recorder: _Recorder) -> None:
         """Raise MisuseError if a parameter or a buffer of ``model`` has no initial values."""
         self._recorder = recorder
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        self._tensors = {name: recorder.view(each) if each.is_meta else each.detach() for name, each in tensors.items()}
-        for name, view in self._tensors.items():
-            if isinstance(view, _View) and view.storage not in recorder.writers and view.size.numel():
+        tensors = {name: each for name, each in _tensors(model).items() if each.is_meta}
+        self._views = {name: recorder.view(each) for name, each in tensors.items()}
+        self._known = {each: (name, each._version) for name, each in tensors.items()}
+        """Each tensor → its name, and the version of its values, which torch increases with each change in place."""
+        for name, view in self._views.items():
+            if view.storage not in recorder.writers and view.size.numel():
                 raise MisuseError(
                     f"model: found no initial values of {name}; expected values from operations of torch, such as "
-                    "torch.zeros, torch.randn or a function of torch.nn.init. Replace torch.tensor, whose values are "
-                    "lost on the meta device"
+                    "torch.zeros, torch.randn or a function of torch.nn.init. Fill it in the function of t.create"
                 )
+        for name, module, key, each in tensor_attributes(model):
+            vars(module)[key] = each.detach()  # Its graph would keep parameters that others replace.
+            self._views.setdefault(name, recorder.view(each))
 
-    def fill(self, name: str, whole: Tensor) -> None:
-        """Write the initial values of the parameter ``name`` to ``whole``, a contiguous tensor in main memory.
+    def changed(self, model: nn.Module) -> list[str]:
+        """Return the names of tensors of ``model`` that were changed after ``deferred``.
 
-        ``name`` may also be a buffer. ``whole`` may have another dtype than the model was created in. The random
-        generator is as before afterwards.
+        These are also tensors without memory that are new, and those that now have memory, such as after ``to_empty``.
         """
-        view = self._tensors[name]
-        if isinstance(view, Tensor):
-            whole.copy_(view)
-            return
+        changed = [name for name, each in _tensors(model).items() if self._is_changed(name, each)]
+        return changed + [name for name, *_ in tensor_attributes(model) if name not in self._views]
+
+    def _is_changed(self, name: str, tensor: Tensor) -> bool:
+        if tensor in self._known:
+            return self._known[tensor][1] != tensor._version
+        return (name in self._views) != tensor.is_meta
+
+    def fill(self, name: str, whole: Tensor, of: Tensor | None = None) -> None:
+        """Write the initial values of the tensor ``name``, which has no memory, to ``whole``.
+
+        ``whole``: a contiguous tensor in main memory. It may have another dtype than the model was created in. ``of``:
+        the tensor itself, which may have got another name, such as by tying weights. The random generator is as before
+        afterwards.
+        """
+        created, _ = self._known.get(of, (name, 0)) if of is not None else (name, 0)
+        view = self._views[created.replace(_COMPILED, "")]
         before, memory = torch.default_generator.get_state(), dict[int, Tensor]()
         in_place = whole.dtype == view.dtype and view.covers_storage
         if in_place:
@@ -235,8 +304,10 @@ def temporary(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def _recorded_functions(recorder: _Recorder) -> Iterator[None]:
-    """Record the functions of ``torch.nn.init`` that do nothing on the meta device as operations of their own."""
-    originals = {name: getattr(nn.init, name) for name in _SKIPS_META}
+    """Record the functions of ``torch.nn.init`` that do nothing on the meta device as operations of their own.
+
+    They are replaced in all modules, because scripts also import them by their names.
+    """
 
     def recorded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def in_memory(*args: Any, **named: Any) -> Tensor:
@@ -254,13 +325,20 @@ def _recorded_functions(recorder: _Recorder) -> Iterator[None]:
 
         return wrapper
 
-    for name, function in originals.items():
-        setattr(nn.init, name, recorded(function))
+    by_id = {id(function): recorded(function) for function in (getattr(nn.init, name) for name in _SKIPS_META)}
+    places = [
+        (found, key, value)
+        for found in [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+        for key, value in list(found.items())
+        if id(value) in by_id
+    ]
+    for found, key, value in places:
+        found[key] = by_id[id(value)]
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(nn.init, name, function)
+        for found, key, value in places:
+            found[key] = value
 
 
 def deferred(make: Callable[[], Model], *, allows_buffers: bool = False) -> Model:
@@ -273,10 +351,10 @@ def deferred(make: Callable[[], Model], *, allows_buffers: bool = False) -> Mode
     """
     recorder = _Recorder()
     try:
-        with torch.device(_META), recorder, _recorded_functions(recorder):
+        with torch.device(_META), recorder, _recorded_functions(recorder), _Constants():
             model = make()
-    except RuntimeError as error:
-        if "meta" not in str(error):
+    except (RuntimeError, TypeError) as error:  # TypeError: of Tensor.numpy
+        if not re.search(r"\bmeta\b", str(error)):
             raise
         raise MisuseError(
             f"model: found {type(error).__name__}: {str(error).splitlines()[0]}; expected a function that creates the "
@@ -302,5 +380,5 @@ def initial_values(model: nn.Module) -> InitialValues | None:
 
 def forget_initial_values(model: nn.Module) -> None:
     """Free the initial values of a deferred model after they have been used. They may refer to loaded weights."""
-    if initial_values(model) is not None:
-        delattr(model, _INITIAL)
+    owner = getattr(model, _COMPILED.removesuffix("."), model)
+    vars(owner).pop(_INITIAL, None)

@@ -124,11 +124,11 @@ def _digests(model: nn.Module) -> dict[str, str]:
     first = {parameter: name for name, parameter in reversed(frozen.items())}
 
     def digest(parameter: nn.Parameter) -> str:
-        if initial is None:
+        if initial is None or not parameter.is_meta:
             whole = parameter.detach().cpu().contiguous()
         else:
             whole = temporary(tuple(parameter.shape), parameter.dtype)
-            initial.fill(first[parameter], whole)
+            initial.fill(first[parameter], whole, parameter)
         return hashlib.sha256(content(whole).data).hexdigest()
 
     # The initial values of a deferred model draw from one generator of random numbers.

@@ -78,10 +78,20 @@ def _check_split(model: nn.Module, sample: Any, plan: Plan) -> None:
 
 
 def _check_deferred(model: nn.Module, by: str) -> None:
-    if initial_values(model) is None:
+    initial = initial_values(model)
+    if initial is None:
+        found = "another module around the model of t.create"
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            found = "a model with parameters in memory"
         raise MisuseError(
-            f"t.wrap: model: found a model with parameters in memory {by}; expected the result of t.create, because no "
+            f"t.wrap: model: found {found} {by}; expected the result of t.create, because no "
             "rank may need memory for the whole model. Replace model = Net() by model = t.create(lambda: Net())"
+        )
+    if changed := initial.changed(model):
+        raise MisuseError(
+            f"t.wrap: model: found {changed[0]} changed after t.create {by}; expected the tensors that t.create "
+            "has made, because they have no memory that could get other values. Change them in the function that "
+            "t.create calls, such as by load_state_dict or torch.nn.init"
         )
 
 

@@ -8,19 +8,22 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.models.deferred import InitialValues, initial_values, temporary
+from dltrain.models.deferred import InitialValues, initial_values, temporary, tensor_attributes
 
 
 def received(process_group: ProcessGroup, initial: InitialValues, name: str, like: Tensor, *, stays: bool) -> Tensor:
     """Return rank 0's initial values of a parameter or buffer on every rank, in main memory. All ranks must call it.
 
-    ``like``: a tensor of its shape and dtype. ``stays``: True if the result becomes a tensor of the rank's model, False
-    if it is freed soon. Raise PeerLostError if a rank is lost.
+    ``like``: this parameter or buffer, whose own values count if it has memory. ``stays``: True if the result becomes a
+    tensor of the rank's model, False if it is freed soon. Raise PeerLostError if a rank is lost.
     """
     make = torch.empty if stays else temporary
     whole = make(tuple(like.shape), dtype=like.dtype)
     if not process_group.rank:
-        initial.fill(name, whole)
+        if like.is_meta:
+            initial.fill(name, whole, like)
+        else:
+            whole.copy_(like.detach())
     process_group.broadcast_into(whole.reshape(-1).view(torch.uint8).numpy())
     return whole
 
@@ -28,11 +31,20 @@ def received(process_group: ProcessGroup, initial: InitialValues, name: str, lik
 def receive_buffers(
     process_group: ProcessGroup, initial: InitialValues, model: nn.Module, device: torch.device
 ) -> None:
-    """Give all buffers of ``model`` rank 0's initial values, on ``device``. All ranks must call it."""
-    for name, buffer in list(model.named_buffers()):
-        whole = received(process_group, initial, name, buffer, stays=device.type == "cpu")
+    """Give all buffers of ``model`` rank 0's initial values, on ``device``. All ranks must call it.
+
+    Tensors without memory that are plain attributes of modules get them in main memory, where ``t.wrap`` leaves such
+    tensors.
+    """
+    made: dict[Tensor, Tensor] = {}
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if buffer not in made:
+            whole = received(process_group, initial, name, buffer, stays=device.type == "cpu")
+            made[buffer] = whole.to(device)
         module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, whole.to(device))
+        setattr(model.get_submodule(module), leaf, made[buffer])
+    for name, owner, key, attribute in tensor_attributes(model):
+        vars(owner)[key] = received(process_group, initial, name, attribute, stays=True)
 
 
 def receiver(

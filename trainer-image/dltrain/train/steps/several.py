@@ -33,6 +33,11 @@ def checked(
             raise MisuseError(f"t.wrap: {name}: found the same object twice in the list; expected each once")
     _check_plan(team.plan, "models", len(models))
     _check_plan(team.plan, "optimizers", len(optimizers))
+    if isinstance(model, list | tuple) and (team.shards_model or team.splits_model):
+        raise MisuseError(
+            f"t.wrap: model: found a list with spec.parallelism.strategy {team.plan.parallelism}; expected a model, "
+            "whose layers ranks divide. Call t.wrap(model, optimizer)"
+        )
     for each in models:
         usage_checks.check_wrapped(each, optimizers[0], sample, team)
     for one in optimizers:
