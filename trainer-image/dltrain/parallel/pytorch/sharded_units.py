@@ -33,7 +33,7 @@ def shard(
     communication: "UnitCommunication",
     min_nbytes: int,
     dtype: torch.dtype | None,
-    prepare: Callable[[Sequence[nn.Parameter]], None],
+    prepare: Callable[[Sequence[nn.Parameter]], None] | None = None,
 ) -> list[nn.Module]:
     """Shard the parameters of ``model`` over the ranks of ``mesh``, in place. Return the units, last the model.
 
@@ -65,7 +65,8 @@ def shard(
     sharded: set[nn.Parameter] = set()
     for unit in units:
         own = [parameter for parameter in unit.parameters() if parameter not in sharded]
-        prepare(own)
+        if prepare is not None:
+            prepare(own)
         fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=_policy(unit, units, dtype))
         for parameter in own:  # The optimizer still has it.
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
