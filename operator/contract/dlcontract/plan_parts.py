@@ -55,7 +55,6 @@ class ModelRef(Record):
         bool,
         Field(description="True: a script for torchrun that can be started again with fewer ranks, down to min_ranks."),
     ] = False
-
     deferred: Annotated[
         bool,
         Field(

@@ -22,7 +22,7 @@ from dlcontract import CollectiveName
 from dljob.cluster.catalogue import TermFactors
 from dljob.perf.resources import memory
 from dljob.perf.resources.memory import COPYING, PREFETCHED_BATCHES, dense_factors, part_nbytes, replicas_nbytes
-from dljob.perf.workload.layer import Layer
+from dljob.perf.workload.layer import Layer, modules_of
 from dljob.perf.workload.linear_pairs import linear_pairs
 from dljob.perf.workload.workload import HINTED, REAL_NBYTES, StatedPairs, Workload
 
@@ -102,15 +102,9 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
 def _stages_of(workload: Workload) -> tuple[Stages, ...]:
     """Return the most balanced splits into 1, 2, ... stages that the trainer supports; at most ``MAX_STAGES`` of them.
 
-    A layer with ``follows`` belongs to the same module (such as a residual block) as the layer before it. Therefore, it
-    cannot be the first layer of a stage.
+    A stage has whole modules, such as residual blocks (``modules_of``).
     """
-    blocks: list[list[Layer]] = []
-    for layer in workload.layers:
-        if layer.follows:
-            blocks[-1].append(layer)
-        else:
-            blocks.append([layer])
+    blocks = modules_of(workload.layers)
     operations = [sum(map(_operations, block)) for block in blocks]
     able = [any(layer.parameters for layer in block) for block in blocks]
     total = sum(operations) or 1.0

@@ -18,7 +18,7 @@ from typing import Literal
 
 from dljob.perf.step.communication import Link, scatter_gather_s
 from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
-from dljob.perf.workload.layer import Layer
+from dljob.perf.workload.layer import Layer, modules_of
 from dljob.perf.workload.workload import HALF_NBYTES, HINTED, REAL_NBYTES, Workload
 
 Stage = Literal[0, 1, 2, 3]
@@ -37,20 +37,13 @@ def unit_parameters(workload: Workload) -> int:
     are one unit as well. Without blocks, each layer is a unit. The result is that of the largest unit, or of a bucket
     if that is larger. If the layers are not known, the fraction of all parameters is the user's, or ``UNKNOWN_UNIT``.
     """
-    largest = _largest_unit(workload.layers)
-    if workload.name == HINTED:
-        largest = ceil(_unit_part(workload) * workload.parameters)
+    hinted = workload.name == HINTED
+    largest = ceil(_unit_part(workload) * workload.parameters) if hinted else _largest_unit(workload.layers)
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
 
 
 def _largest_unit(layers: Sequence[Layer]) -> int:
-    modules: list[list[Layer]] = []
-    for layer in layers:
-        if layer.follows and modules:
-            modules[-1].append(layer)
-        else:
-            modules.append([layer])
-    blocks = [module for module in modules if any(layer.recomputable for layer in module)]
+    blocks = [module for module in modules_of(layers) if any(layer.recomputable for layer in module)]
     if not blocks:
         return max((layer.parameters for layer in layers), default=0)
     sizes = [sum(layer.parameters for layer in block) for block in blocks]

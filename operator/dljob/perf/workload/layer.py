@@ -1,5 +1,6 @@
-"""Cost of one layer of a network."""
+"""Cost of one layer of a network, and the modules that layers form."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -52,3 +53,14 @@ class Layer:
             function_elements=1.5 * self.function_elements,
             weight_accesses=self.weight_accesses + 1,
         )
+
+
+def modules_of(layers: Iterable[Layer]) -> list[list[Layer]]:
+    """Return the layers of each module, in their order. A layer with ``follows`` is in the module of the one before."""
+    found: list[list[Layer]] = []
+    for layer in layers:
+        if layer.follows:
+            found[-1].append(layer)
+        else:
+            found.append([layer])
+    return found
