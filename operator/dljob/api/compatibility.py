@@ -49,7 +49,8 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
         "synchronization": ("Synchronous",),
         "framework": ("DLTrain",),
     },
-    # Of the following entry, all but the framework applies to the values BF16 and FP16 only.
+    # Of the following entry, all but the framework applies to the values BF16 and FP16 only. A script for Torchrun may
+    # also have a value other than Auto, which says what it does.
     "precision": {
         "framework": ("DLTrain",),
         "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),
@@ -57,7 +58,8 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
         "synchronization": ("Synchronous",),
     },
     # Of the following entry, all but the framework applies to the value Always only. Pipeline and Tensor have no blocks
-    # of their own, and asynchronous workers and a layered server have other training loops.
+    # of their own, and asynchronous workers and a layered server have other training loops. A script for Torchrun may
+    # also have a value other than Auto, which says what it does.
     "activationCheckpointing": {
         "framework": ("DLTrain",),
         "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),

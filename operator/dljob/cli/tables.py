@@ -26,6 +26,11 @@ BASIS_OF_PARTS = BASIS | {
     "probe": "measured hardware (dljob probe); later plans use the step of the first run with this strategy",
 }
 
+BASIS_OF_SCRIPT = BASIS | {
+    "catalogue": "data sheets; later plans use the first run only if the spec has no model",
+    "probe": "measured hardware (dljob probe); later plans use the first run only if the spec has no model",
+}
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table with the line ``header`` above ``rows``.
@@ -70,11 +75,11 @@ def _header(chosen: Choice) -> list[str]:
     return HEADER if chosen.prediction.carbon_g is None else [*HEADER, "CO2"]
 
 
-def decision(found: Decision) -> list[str]:
+def decision(found: Decision, *, by_script: bool = False) -> list[str]:
     """Return the lines that show a plan: the considered plans, the details of the chosen plan, and what was ruled out.
 
     The table of considered plans (candidates) begins with the best. If times cannot be predicted, only the chosen plan
-    is shown.
+    is shown. ``by_script``: True for scripts for Torchrun and MPI, whose ranks do not measure their steps.
     """
     p = found.chosen.prediction
     if p.step_s <= 0:
@@ -87,7 +92,8 @@ def decision(found: Decision) -> list[str]:
     lines.append(f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {_of_pod(found)}")
     if parts := of_which(p.total_s, p.fetch_s, p.evaluations_s, p.checkpoints_s):
         lines.append(f"Training:   {duration(p.total_s)}{parts}")
-    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
+    basis = BASIS_OF_PARTS if found.chosen.in_parts else BASIS_OF_SCRIPT if by_script else BASIS
+    lines.append(f"Based on:   {basis[p.basis]}")
     if found.data_text:
         lines.append(f"Dataset:    {found.data_text}")
     if found.precision_reason:
@@ -234,7 +240,7 @@ def recommendation(found: Recommendation) -> list[str]:
     if trainer.source is not None:
         about.append(f"Script:     {trainer.source.text}")
     given += ["", *about] if about else []
-    body = [*decision(found.answer), *given]
+    body = [*decision(found.answer, by_script=found.request.reduced_by_script), *given]
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
         body += batches(found.answer.batch, f"{rule[0]} from batch size {rule[1]}" if rule else None)

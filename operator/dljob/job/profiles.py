@@ -155,18 +155,18 @@ def devices(report: Report) -> tuple[str, ...]:
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
 
 
-def of_micro_batches(report: Report, plan: Plan) -> Report:
+def of_micro_batches(report: Report, plan: Plan, micro_batches: int) -> Report:
     """Return the report with the local batch sizes and times of one micro-batch instead of a step, for profiles.
 
     A micro-batch of the largest size, ``ceil(share / k)`` samples, takes its part of the samples of a step with k
     micro-batches. The update, which a step makes once, is thereby underestimated, but it is short compared with several
-    micro-batches. ``plan``: the plan of the run, without model parallelism.
+    micro-batches. ``plan``: the plan of the run, without model parallelism. ``micro_batches``: k with all its ranks.
     """
-    if plan.micro_batches == 1:
+    if micro_batches == 1:
         return report
     present = {measure.rank: measure.share for measure in report.ranks}
     shares = [present.get(rank.rank, 0) for rank in plan.ranks]
-    k = micro_batches_of(plan.micro_batches, [rank.share for rank in plan.ranks], shares)
+    k = micro_batches_of(micro_batches, [rank.share for rank in plan.ranks], shares)
     return report.model_copy(update={"ranks": tuple(_of_micro_batch(m, k) for m in report.ranks)})
 
 

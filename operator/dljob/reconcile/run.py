@@ -12,6 +12,7 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.observed import Observed
 from dljob.job.plan.pod_groups import PodGroup, threads
+from dljob.job.plan.request import computation
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.plan.structure import observed_memory, observed_split_step, observed_structure
 from dljob.job.profiles import devices, of_micro_batches
@@ -280,8 +281,9 @@ def measurements(
     """
     if accepted is None:
         return None
-    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
-    if accepted.plan.splits_model or accepted.plan.shards_model:
+    how = computation(spec, accepted.plan)
+    key = measured_key(profile_key(spec), how.precision, how.recomputes)
+    if accepted.plan.splits_model or how.strategy == "Sharded":
         split = observed_split_step(spec, report, accepted, observed.machine_nodes)
         return RunMeasurements(key, report, (split[0],), split_step=split[1]) if split is not None else None
     if spec.missing:
@@ -296,7 +298,7 @@ def measurements(
             layouts.setdefault(group.device, set()).add((threads(spec, group), group.ranks_per_node))
     mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
     measured = set(devices(report)) - mixed
-    report = of_micro_batches(report, accepted.plan)
+    report = of_micro_batches(report, accepted.plan, how.micro_batches)
     nodes = sum(group.nodes for group in accepted.groups)
     several_types = len({group.device for group in accepted.groups}) > 1
     if nodes <= observed.machine_nodes or several_types or accepted.crosses_border:
@@ -304,12 +306,12 @@ def measurements(
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
-    whole = accepted.plan.micro_batches == 1
+    whole = how.micro_batches == 1
     unlike = accepted.groups[0].is_gpu and 1 < nodes <= observed.machine_nodes  # Steps of GPUs do not name the machine.
     usual = whole and not unlike and not accepted.crosses_border
     if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and usual:
         group = accepted.groups[0]
-        sharded = accepted.plan.parallelism == "Optimizer"
+        sharded = how.strategy == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
     cores = {group.device: _used_cores(spec, group, observed) for group in accepted.groups if group.device in used}
@@ -368,5 +370,6 @@ def shown_memory(parsed: ParsedJob, *, failed: bool = False) -> RunMemory | None
     raised = accepted.failures is not None and accepted.failures.memory_nbytes > 0
     if not over and not raised and found[1].needed_nbytes <= accepted.least_memory_nbytes:
         return None
-    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
+    how = computation(spec, accepted.plan)
+    key = measured_key(profile_key(spec), how.precision, how.recomputes)
     return RunMemory(key, found[0], parsed.observed.job.namespace, found[1])

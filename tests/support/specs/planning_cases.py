@@ -41,7 +41,14 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"]}, "precision": "BF16"}, "",
     ),
     "sharded model of a torchrun script": (
-        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "",
+    ),
+    "sharded model of a torchrun script without a model": (
+        {**TORCHRUN_ONLY, "parallelism": {"strategy": "Sharded"}}, "parallelism.strategy (other than Optimizer",
+    ),
+    "sharded model of an MPI program": (
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"], "framework": "MPI"}},
+        "trainer.framework MPI runs programs",
     ),
     "sharded model in two groups": (
         {
@@ -92,6 +99,15 @@ PLANNING: dict[str, tuple[Json, str]] = {
     ),
     "bfloat16 with a layered server": ({"precision": "BF16", "collective": "LayeredServer"}, "other than LayeredServer"),
     "precision of a torchrun script": ({**TORCHRUN_ONLY, "precision": "FP32"}, "precision needs trainer.framework DLT"),
+    "precision that a torchrun script has": (
+        {"precision": "BF16", "trainer": {"command": ["a"], "framework": "Torchrun"}}, "",
+    ),
+    "automatic precision of a torchrun script": (
+        {"precision": "Auto", "trainer": {"command": ["a"], "framework": "Torchrun"}}, "set precision to FP32, BF16 or",
+    ),
+    "precision of an MPI program": (
+        {"precision": "BF16", "trainer": {"command": ["a"], "framework": "MPI"}}, "precision needs trainer.framework",
+    ),
     "automatic precision of an MPI program": ({**MPI_ONLY, "precision": "Auto"}, "precision needs trainer.framework DLT"),
     "float16 with a range test": (
         {"precision": "FP16", "optimizer": {"findLearningRate": True}}, "precision FP16 scales losses",
@@ -211,6 +227,13 @@ PLANNING: dict[str, tuple[Json, str]] = {
     ),
     "activation checkpointing of a torchrun script": (
         {**TORCHRUN_ONLY, "activationCheckpointing": "Never"}, "activationCheckpointing needs trainer.framework DLTrain",
+    ),
+    "activation checkpointing that a torchrun script has": (
+        {"activationCheckpointing": "Never", "trainer": {"command": ["a"], "framework": "Torchrun"}}, "",
+    ),
+    "automatic activation checkpointing of a torchrun script": (
+        {"activationCheckpointing": "Auto", "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "set activationCheckpointing to Always or Never",
     ),
     "more micro-batches than samples": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},

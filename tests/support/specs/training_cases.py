@@ -303,11 +303,11 @@ TRAINING: dict[str, tuple[Json, str]] = {
     ),
     "sharded optimizer for torchrun": (
         {"parallelism": {"strategy": "Optimizer"}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
-        "remove collective (other than Torch), parallelism.strategy",
+        "",
     ),
     "batch norm for torchrun": (
         {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
-        "parallelism.strategy, model.syncBatchNorm",
+        "model.syncBatchNorm and optimizer.learningRateScaling",
     ),
     "range of batches for mpi": (
         {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "MPI"}},

@@ -161,7 +161,8 @@ class Parallelism(ApiModel):
             "With these two, a training script creates its model with t.create and runs it with t.run. All give the "
             "same result. Auto: the strategy with the best objective for built-in models, Data for "
             "training scripts. Auto chooses Pipeline or Tensor only if its advantage exceeds the uncertainty of the "
-            "prediction, or if no other strategy fits into memory or meets the deadline."
+            "prediction, or if no other strategy fits into memory or meets the deadline. With trainer.framework "
+            "Torchrun, Data, Optimizer and Sharded say what the script does, for the prediction."
         ),
     ] = ParallelismStrategy.DATA
     stages: Annotated[
@@ -188,7 +189,8 @@ class Parallelism(ApiModel):
             "four times the number of stages, or more if memory needs it); with p stages and k micro-batches, each "
             "stage is idle in p-1 of k+p-1 turns. With Data, Optimizer and Sharded, each rank splits its part of a "
             "batch into so many and accumulates their gradients; a training script needs "
-            "t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
+            "t.steps(loader, accumulate=True). Default: see gradientAccumulation. With trainer.framework Torchrun and "
+            "MPI, the number that the script has, for the prediction (default: 1).",
         ),
     ] = None
     gradient_accumulation: Annotated[
@@ -198,14 +200,15 @@ class Parallelism(ApiModel):
             "Data, Optimizer and Sharded, for example if the whole part does not fit into memory; a training script "
             "needs t.steps(loader, accumulate=True). Never: each rank computes its part of a batch at once. Default: "
             "Auto for built-in models, Never for training scripts. Scripts for Torchrun and MPI accumulate gradients "
-            "themselves, so this field and microBatches have no effect on them."
+            "themselves, so this field has no effect on them; microBatches says how many they have."
         ),
     ] = None
     deferred_init: Annotated[
         bool | None,
         Field(
             description="True: with strategy Sharded, the script creates its model with t.create, so that no rank ever "
-            "has all of it in main memory. False (default): each rank creates the whole model before it keeps its part."
+            "has all of it in main memory. False (default): each rank creates the whole model before it keeps its "
+            "part. With trainer.framework Torchrun, true says that ranks create the model on the meta device."
         ),
     ] = None
     synchronization: Annotated[

@@ -127,7 +127,8 @@ class DLJobSpec(ApiModel):
             "and so are norms and the loss. Strategy Sharded also gathers parameters in this format, so norms with "
             "parameters compute in it. Auto: the precision of the best plan, among those for which all its GPUs "
             "have units; FP32 on CPUs and on GPUs that the catalogue lacks. A training script needs t.autocast() and, "
-            "for Auto and FP16, t.grad_scaler(). Default: FP32."
+            "for Auto and FP16, t.grad_scaler(). Default: FP32. With trainer.framework Torchrun, it says in which "
+            "format the script computes, for the prediction."
         ),
     ] = None
     activation_checkpointing: Annotated[
@@ -137,7 +138,8 @@ class DLJobSpec(ApiModel):
             "transformer layers, keep only their inputs for the backward pass, which computes their forward pass "
             "again. This needs less memory and more time; results stay the same. Always: every plan uses it. Auto: the "
             "planner uses it if no plan fits into memory otherwise, or if it makes a better plan. A training script "
-            "needs t.checkpoint_activations(model.blocks). Default: Never."
+            "needs t.checkpoint_activations(model.blocks). Default: Never. With trainer.framework Torchrun, it says "
+            "what the script does, for the prediction."
         ),
     ] = None
     parallelism: Annotated[Parallelism, Field(description="Parallelism strategy and synchronization.")] = Parallelism()

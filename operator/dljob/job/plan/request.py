@@ -1,8 +1,9 @@
 """Translate a job's spec into a request to the planner."""
 
+from dataclasses import dataclass
 from math import ceil
 
-from dlcontract import COLLECTIVES, CollectiveName
+from dlcontract import COLLECTIVES, CollectiveName, Plan
 from dlcontract import Precision as PlannedPrecision
 from dljob.api import (
     ActivationCheckpointing,
@@ -271,7 +272,7 @@ def _float32_reason(spec: DLJobSpec) -> str | None:
 
 def _no_recomputation_reason(spec: DLJobSpec) -> str | None:
     """Return why no plan of the job can use activation checkpointing; None if plans can."""
-    if spec.trainer.framework in _REDUCED_BY_SCRIPT:
+    if spec.trainer.framework in _REDUCED_BY_SCRIPT and spec.activation_checkpointing is None:
         return "scripts for Torchrun and MPI choose it themselves"
     if spec.parallelism.strategy.splits_model:
         return "model parallelism has no activation checkpointing"
@@ -293,7 +294,32 @@ def micro_batches(spec: DLJobSpec) -> int:
     choose more (``Request.may_divide_further``). The result is at most the global batch size, because each micro-batch
     needs at least one sample.
     """
-    if spec.trainer.framework in _REDUCED_BY_SCRIPT:
-        return 1  # such scripts accumulate gradients themselves
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """How the ranks of a plan compute a step: what its predictions assume, and what measurements of it are of.
+
+    ``strategy``: the parallelism strategy. ``recomputes``: True with activation checkpointing.
+    """
+
+    strategy: str
+    micro_batches: int
+    precision: PlannedPrecision
+    recomputes: bool
+
+
+def computation(spec: DLJobSpec, plan: Plan) -> Computation:
+    """Return how the ranks of ``plan``, the trainer's plan of the job, compute.
+
+    Scripts for Torchrun and MPI choose this themselves, and their plans do not contain it. For them, the spec says it.
+    """
+    if spec.trainer.framework not in _REDUCED_BY_SCRIPT:
+        return Computation(plan.parallelism, plan.micro_batches, plan.precision, plan.activation_checkpointing)
+    always = spec.activation_checkpointing is ActivationCheckpointing.ALWAYS
+    strategy = (
+        ParallelismStrategy.DATA if spec.parallelism.strategy is ParallelismStrategy.AUTO else spec.parallelism.strategy
+    )
+    return Computation(strategy.value, micro_batches(spec), precision(spec) or "FP32", always)

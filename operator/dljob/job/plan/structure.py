@@ -4,13 +4,14 @@ This is the structure and the memory of a script, and the step of ranks that eac
 """
 
 from dlcontract import Report, RunPhase, Structure
-from dljob.api import DLJobSpec
+from dljob.api import DLJobSpec, Framework
 from dljob.api.profiles.script import ObservedCollectives, ObservedHostCalls, ObservedStructure, ObservedWork
 from dljob.calibrate.learned import Place, SplitPoint
 from dljob.calibrate.memory import MemoryPoint, Split
 from dljob.cluster import quantity
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.plan.pod_groups import threads
+from dljob.job.plan.request import computation
 from dljob.job.plan.stored import StoredPlan
 from dljob.perf.step.input_data import step_without_input_s
 
@@ -84,14 +85,15 @@ def observed_memory(
     if not ranks or (peak or enough or tight) is None:
         return None
     share = max(rank.share for rank in ranks)
-    batch = None if spec.global_batch_size is None else max(1, -(-share // plan.micro_batches))
+    how = computation(spec, plan)
+    batch = None if spec.global_batch_size is None else max(1, -(-share // how.micro_batches))
     split = None
     if plan.splits_model:
         split = Split(plan.split_over, plan.replicas, plan.micro_batches, plan.checkpoint.enabled)
     parts = seen.parts if seen is not None and split is not None and peak == seen.peak_nbytes else ()
     if len(parts) != plan.split_over or not all(0 < part <= limit + MAX_ROUNDING for part in parts):
         parts = ()
-    return ranks[0].device, MemoryPoint(len(ranks), batch, plan.parallelism, peak, enough, tight, split, parts)
+    return ranks[0].device, MemoryPoint(len(ranks), batch, how.strategy, peak, enough, tight, split, parts)
 
 
 def observed_split_step(
@@ -102,20 +104,24 @@ def observed_split_step(
     Return None for other runs, and unless all planned ranks ran, on devices of one type, within one rack and zone.
     ``machine_nodes``: the largest number of the run's nodes on one machine.
     """
-    plan, group = accepted.plan, accepted.groups[0]
-    if not (plan.splits_model or plan.shards_model) or len(accepted.groups) > 1 or accepted.crosses_border:
+    plan, group, how = accepted.plan, accepted.groups[0], computation(spec, accepted.plan)
+    if not (plan.splits_model or how.strategy == "Sharded") or len(accepted.groups) > 1 or accepted.crosses_border:
         return None
-    if report.mismatches or not report.step_s or {rank.device for rank in report.ranks} != {group.device}:
+    if report.mismatches or not report.step_s:
         return None
+    if spec.trainer.framework is Framework.DLTRAIN:
+        devices, ranks = {rank.device for rank in report.ranks}, len(report.ranks)
+    else:  # Such a script reports its steps, but not the times of each rank.
+        devices, ranks = {rank.device for rank in plan.ranks}, report.world_size
     unlike = group.is_gpu and 1 < group.nodes <= machine_nodes  # Steps of GPUs do not name the machine.
-    if unlike or len(report.ranks) != len(plan.ranks):
+    if unlike or devices != {group.device} or ranks != len(plan.ranks):
         return None
     cores, near = (None, 1) if group.is_gpu else (threads(spec, group), machine_nodes)
     step_s = step_without_input_s(report.step_s, report.ranks, cores)
     place = Place(group.nodes, group.ranks_per_node, plan.collective, cores=cores, machine_nodes=near)
-    kind = plan.parallelism
+    kind = how.strategy
     assert kind in ("Sharded", "Pipeline", "Tensor"), "those whose ranks hold parts"
-    return group.device, SplitPoint(kind, place, plan.global_batch, step_s, plan.micro_batches, plan.replicas)
+    return group.device, SplitPoint(kind, place, plan.global_batch, step_s, how.micro_batches, plan.replicas)
 
 
 def stored_structure(

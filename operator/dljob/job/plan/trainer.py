@@ -88,12 +88,12 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the smallest number of ranks with which the trainer may continue after other ranks have failed.
 
-    With model parallelism and strategy Sharded, the trainer needs all ranks. Otherwise, sort the nodes by their numbers
-    of ranks, the fewest ranks first, and add up the ranks of the first ``spec.nodes.min`` nodes. The number of
-    parameter servers (ranks without samples) is added to this sum. The remaining ranks must also have space for all
-    shards of the data. The result is at most the number of all ranks.
+    With model parallelism and strategy Sharded, the trainer needs all ranks. Scripts that shard the model themselves
+    may not. Otherwise, sort the nodes by their numbers of ranks, the fewest ranks first, and add up the ranks of the
+    first ``spec.nodes.min`` nodes. The number of parameter servers (ranks without samples) is added to this sum. The
+    remaining ranks must also have space for all shards of the data. The result is at most the number of all ranks.
     """
-    if choice.in_parts:
+    if choice.in_parts and spec.trainer.framework is Framework.DLTRAIN:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
@@ -168,6 +168,9 @@ def trainer_plan(
 ) -> dlcontract.Plan:
     """Return the trainer's plan for a decision of the planner.
 
+    A script for Torchrun or MPI gets a data-parallel plan in float32: it shards, accumulates and recomputes itself, and
+    what the spec says about it (``request.computation``) is for predictions only.
+
     ``name``, ``namespace``, ``uid``: those of the job. ``number``: number of the plan, counted from 1 for each job.
     ``term``: number that the operator raises when it fences a lost node. ``checkpoint_s``: the measured time of a
     checkpoint in seconds; None: use the predicted one. ``former_grace_s``: grace period in seconds of the former plan,
@@ -178,7 +181,8 @@ def trainer_plan(
     """
     chosen, optimizer = decision.chosen, spec.optimizer
     spread = sum(g.nodes for g in chosen.groups) > 1
-    strategy = parallelism(spec, chosen)
+    own = spec.trainer.framework is Framework.DLTRAIN
+    strategy = parallelism(spec, chosen) if own else ParallelismStrategy.DATA.value
     # Without a global batch size in the spec, each rank has a local batch of 1, which no script sees.
     ranks = sum(len(group.shares) for group in chosen.groups)
     batch = decision.batch.chosen if decision.batch else spec.global_batch_size or ranks
@@ -201,10 +205,10 @@ def trainer_plan(
         measure_collective=_measures(spec, chosen, strategy),
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
         parallelism=strategy,
-        micro_batches=chosen.micro_batches,
+        micro_batches=chosen.micro_batches if own else 1,
         replicas=chosen.replicas,
-        precision=chosen.precision,
-        activation_checkpointing=chosen.recomputes,
+        precision=chosen.precision if own else "FP32",
+        activation_checkpointing=chosen.recomputes and own,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
         refused_ranks=tuple(sorted(each for each in refused_ranks if each < ranks))[: dlcontract.MAX_REFUSED_SIZES],
@@ -215,7 +219,7 @@ def trainer_plan(
             command=(*spec.trainer.command, *spec.trainer.args),
             framework=spec.trainer.framework.value,
             sync_batch_norm=spec.model.sync_batch_norm,
-            deferred=bool(spec.parallelism.deferred_init) and chosen.strategy == "Sharded",
+            deferred=bool(spec.parallelism.deferred_init) and strategy == "Sharded",
             elastic=spec.elastic_script and _min_ranks(spec, chosen) < ranks,
         ),
         dataset=_dataset(spec),
@@ -235,7 +239,7 @@ def trainer_plan(
         # Local batch sizes that the user sets stay. Torchrun scripts and MPI programs ignore shares.
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
-        and spec.trainer.framework is Framework.DLTRAIN
+        and own
         and not chosen.in_parts
         and not spec.parallelism.asynchronous,
         checkpoint=_checkpoint(spec, decision.domain),

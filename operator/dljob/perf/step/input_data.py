@@ -227,10 +227,10 @@ def undelayed_s(compute_s: float, data_s: float, fetch_s: float, cores: float) -
 def step_without_input_s(step_s: float, ranks: Iterable[RankMeasure], cores: int | None) -> float:
     """Return the seconds of a measured step without those that predictions count as waiting for input.
 
-    ``ranks``: what the ranks have measured of this step. ``cores``: CPUs of each rank; None on GPUs.
+    ``ranks``: what the ranks have measured of this step, if they have. ``cores``: CPUs of each rank; None on GPUs.
     """
 
     def input_s(measure: RankMeasure) -> float:
         return measure.data_s if cores is None or not measure.fetch_s else delay_s(measure.fetch_s, cores)
 
-    return max(step_s - max(map(input_s, ranks)), LEAST_COMPUTING * step_s)
+    return max(step_s - max(map(input_s, ranks), default=0.0), LEAST_COMPUTING * step_s)

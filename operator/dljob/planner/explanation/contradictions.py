@@ -16,7 +16,7 @@ from dljob.planner.candidates.node_layout import layouts, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, excluded, wanted
 from dljob.planner.candidates.precision import searched
 from dljob.planner.candidates.strategies import zero
-from dljob.planner.explanation.infeasible import RECOMPUTE
+from dljob.planner.explanation.infeasible import RECOMPUTE, for_script
 from dljob.planner.types import Choice, Infeasible, Request
 from dljob.planner.types.texts import duration, gibibytes, samples
 
@@ -229,10 +229,8 @@ def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool
         found = f"a model that needs {gibibytes(one)} to train on one sample{without}: {_named_parts(workload, is_gpu)}"
         expected = f"at most {has}"
         remedy = "" if mostly_state else "correct the figure, "
-        remedy += (
-            "choose a smaller model, allow devices with more memory, or let ranks share the model or its optimizer "
-        )
-        remedy += "state (parallelism.strategy)"
+        remedy += "choose a smaller model, allow devices with more memory, or "
+        remedy += for_script(request) or "let ranks share the model or its optimizer state (parallelism.strategy)"
         remedy += RECOMPUTE if request.may_recompute and none < room else ""
     return replace(wrong, field=field, message=f"found {found}; expected {expected}: {remedy} ({_lines(wrong)})")
 
@@ -292,8 +290,8 @@ def _too_little_for_model(
         field="spec.resources.memory",
         transient=request.memory_per_pod_nbytes is None,
         message=f"found {gibibytes(room)}, the largest memory of a rank; expected at least {gibibytes(whole)}, because "
-        "each rank creates the whole model before it keeps its part: create it with t.create and set "
-        f"spec.parallelism.deferredInit, or allow nodes with more memory ({_lines(wrong)})",
+        f"each rank creates the whole model before it keeps its part: {_deferring(request)}, or allow nodes with more "
+        f"memory ({_lines(wrong)})",
     )
 
 
@@ -316,8 +314,8 @@ def _too_little_for_models(request: Request, workload: Workload, pool: Pool, wro
     part = (
         "create a part of the model and copy its part of the state: allow"
         if request.deferred_init
-        else "create the model, because each rank creates all of it before it keeps its part: create it with t.create "
-        "and set spec.parallelism.deferredInit, allow"
+        else "create the model, because each rank creates all of it before it keeps its part: "
+        f"{_deferring(request)}, allow"
     )
     return replace(
         wrong,
@@ -327,6 +325,12 @@ def _too_little_for_models(request: Request, workload: Workload, pool: Pool, wro
         f"which {with_ranks} can {part} "
         f"more nodes, so that fewer ranks on each of them are enough, or nodes with more memory ({_lines(wrong)})",
     )
+
+
+def _deferring(request: Request) -> str:
+    """Return how ranks with strategy Sharded create the model in parts."""
+    how = "on torch's meta device" if request.reduced_by_script else "with t.create"
+    return f"create it {how} and set spec.parallelism.deferredInit"
 
 
 def _named_parts(workload: Workload, is_gpu: bool) -> str:

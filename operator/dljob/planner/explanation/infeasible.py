@@ -118,6 +118,19 @@ def _reasons(refusals: Sequence[Refusal]) -> str:
     return f" ({found})" if found else ""
 
 
+def for_script(request: Request) -> str:
+    """Return what to do about a script that needs less memory than predicted; empty if the trainer runs the job."""
+    if not request.reduced_by_script:
+        return ""
+    said = (
+        "say what the script does to need less (precision, activationCheckpointing, parallelism.strategy Optimizer or "
+        "Sharded, parallelism.microBatches)"
+        if request.collective == "Torch"
+        else "set parallelism.microBatches if the program accumulates gradients"
+    )
+    return f"{said}, or remove spec.model, without which nothing is predicted"
+
+
 def nothing_fits(request: Request, nodes: Eligible, refusals: tuple[Refusal, ...]) -> Infeasible:
     memory_lines = [r for r in refusals if "does not fit" in r.reason]
     lines = "; ".join(f"{r.summary}: {r.reason}" for r in (memory_lines or refusals)[:4])
@@ -134,13 +147,13 @@ def nothing_fits(request: Request, nodes: Eligible, refusals: tuple[Refusal, ...
             transient=True,
             refusals=refusals,
         )
-    could_accumulate = request.may_accumulate and not request.chooses_micro_batches
+    could_accumulate, script = request.may_accumulate and not request.chooses_micro_batches, for_script(request)
     return Infeasible(
         "DoesNotFit",
         "spec.globalBatchSize",
         f"found a global batch of {request.global_batch} samples, with which the job fits into the memory of no "
         "allowed set of nodes; expected a batch that fits: lower spec.globalBatchSize, allow more nodes, or allow "
-        f"devices with more memory{_ACCUMULATE if could_accumulate else ''}"
+        f"devices with more memory{_ACCUMULATE if could_accumulate else ''}{f', or {script}' if script else ''}"
         f"{RECOMPUTE if request.may_recompute else ''} ({lines})",
         refusals=refusals,
     )

@@ -73,7 +73,7 @@ def _larger_buckets(request: Request, chosen: Choice, parts: Sequence[Part], wor
 
 def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     allowed = request.strategy == "Data" and request.collective in (None, *HALVES)
-    if not allowed or not workload.optimizer_slots:
+    if not allowed or request.reduced_by_script or not workload.optimizer_slots:
         return []
     sharing = [replace(part, option=_sharing(part.option)) for part in parts]
     name = request.collective or summing(sharing[0].option)[0]

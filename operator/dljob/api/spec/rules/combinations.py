@@ -1,7 +1,7 @@
 """Rules of a DLJobSpec that involve several sections."""
 
 from dljob.api.base import Rule
-from dljob.api.compatibility import Condition, chosen, compatible, compatible_with_field
+from dljob.api.compatibility import COMPATIBLE, Condition, chosen, compatible, compatible_with_field
 from dljob.api.spec.model import PAIRED_MODELS
 from dljob.api.spec.optimizer import ScalingRule
 from dljob.api.spec.parallelism import ParallelismStrategy
@@ -56,16 +56,28 @@ _TORCHRUN_MODEL = _TORCHRUN_TABLE & _IS_TORCHRUN.implies(
         lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
     )
 )
+# What the script does, so that predictions fit it. Everything else is as with strategy Data.
+_TORCHRUN_SHARDS = _IS_TORCHRUN & (
+    chosen("strategy", "Optimizer", "Sharded")
+    & chosen("collective", *COMPATIBLE["Torchrun"]["collective"])
+    & Condition(
+        "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+        "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+        lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
+    )
+)
 _TORCHRUN_WITH_MODEL = Condition(
-    _unless(_HAS_NO_MODEL, _TORCHRUN_MODEL.cel), lambda s: not s.model.given or _TORCHRUN_MODEL.holds(s)
+    _unless(f"{_HAS_NO_MODEL} || ({_TORCHRUN_SHARDS.cel})", _TORCHRUN_MODEL.cel),
+    lambda s: not s.model.given or _TORCHRUN_SHARDS.holds(s) or _TORCHRUN_MODEL.holds(s),
 )
 _TORCHRUN_WITHOUT_MODEL = Condition(
     _unless(_HAS_MODEL, _TORCHRUN_ALONE.cel), lambda s: s.model.given or _TORCHRUN_ALONE.holds(s)
 )
 _TORCHRUN_TEXT = (
     "trainer.framework Torchrun runs scripts that reduce gradients and update parameters themselves: remove "
-    "collective (other than Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, "
-    "which would have no effect, or choose DLTrain"
+    "collective (other than Torch), parallelism.strategy (other than Optimizer and Sharded, which with model say what "
+    "the script does), model.syncBatchNorm and optimizer.learningRateScaling, which would have no effect, or choose "
+    "DLTrain"
 )
 _MPI_ALONE = compatible("framework", "MPI", other="collective") & (
     compatible("framework", "MPI", other="strategy") & compatible("framework", "MPI", other="synchronization")

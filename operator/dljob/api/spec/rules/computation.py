@@ -20,6 +20,22 @@ _PRECISION_PLAN = _of_plan("precision")
 _ALWAYS = "!has(self.activationCheckpointing) || self.activationCheckpointing != 'Always' || "
 _CHECKPOINTING_FRAMEWORK = chosen("framework", *COMPATIBLE["activationCheckpointing"]["framework"])
 _CHECKPOINTING_PLAN = _of_plan("activationCheckpointing")
+
+
+def _described(name: str, attribute: str) -> Condition:
+    """Return the condition that the job runs a script for Torchrun whose field says what it does.
+
+    The field must not be Auto, because nothing can choose for the script, and the plan must know the model, because
+    otherwise it predicts nothing.
+    """
+    return chosen("framework", "Torchrun") & Condition(
+        f"has(self.model) && has(self.{name}) && self.{name} != 'Auto'",
+        lambda s: s.model.given and getattr(s, attribute) is not None and getattr(s, attribute).value != "Auto",
+    )
+
+
+_PRECISION_DESCRIBED = _described("precision", "precision")
+_CHECKPOINTING_DESCRIBED = _described("activationCheckpointing", "activation_checkpointing")
 _HAS_BLOCKS = Condition(
     "!has(self.model) || !has(self.model.name) && !has(self.model.hints) || "
     f"has(self.model.name) && self.model.name in {list(BLOCK_MODELS)} || has(self.model.hints) && "
@@ -43,10 +59,11 @@ COMPUTATION_RULES = (
     ),
     Rule(
         "precision",
-        f"!has(self.precision) || ({_PRECISION_FRAMEWORK.cel})",
+        f"!has(self.precision) || ({_PRECISION_FRAMEWORK.cel}) || ({_PRECISION_DESCRIBED.cel})",
         "precision needs trainer.framework DLTrain, because scripts for Torchrun and MPI choose it themselves: remove "
-        "precision, or choose DLTrain",
-        lambda s: s.precision is None or _PRECISION_FRAMEWORK.holds(s),
+        "precision, or choose DLTrain. Or say what a script for Torchrun does: set model, and set precision to FP32, "
+        "BF16 or FP16",
+        lambda s: s.precision is None or _PRECISION_FRAMEWORK.holds(s) or _PRECISION_DESCRIBED.holds(s),
     ),
     Rule(
         "precision",
@@ -66,10 +83,13 @@ COMPUTATION_RULES = (
     ),
     Rule(
         "activationCheckpointing",
-        f"!has(self.activationCheckpointing) || ({_CHECKPOINTING_FRAMEWORK.cel})",
+        f"!has(self.activationCheckpointing) || ({_CHECKPOINTING_FRAMEWORK.cel}) || ({_CHECKPOINTING_DESCRIBED.cel})",
         "activationCheckpointing needs trainer.framework DLTrain, because scripts for Torchrun and MPI choose it "
-        "themselves: remove activationCheckpointing, or choose DLTrain",
-        lambda s: s.activation_checkpointing is None or _CHECKPOINTING_FRAMEWORK.holds(s),
+        "themselves: remove activationCheckpointing, or choose DLTrain. Or say what a script for Torchrun does: set "
+        "model, and set activationCheckpointing to Always or Never",
+        lambda s: (
+            s.activation_checkpointing is None or _CHECKPOINTING_FRAMEWORK.holds(s) or _CHECKPOINTING_DESCRIBED.holds(s)
+        ),
     ),
     Rule(
         "activationCheckpointing",
