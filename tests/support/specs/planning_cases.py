@@ -194,7 +194,15 @@ PLANNING: dict[str, tuple[Json, str]] = {
     ),
     "frozen parameters like GPT-2": (
         {"model": {"hints": {"like": "GPT-2", "frozenBytes": 5}}, "trainer": {"command": ["a"]}},
-        "set hints.parameters and hints.flopsPerSample as python -m dltrain.profile prints them, or remove hints.frozen",
+        "set hints.trainedParameters, or remove hints.frozenBytes",
+    ),
+    "adapters on a model like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "trainedParameters": 5, "frozenBytes": 5}}, "trainer": {"command": ["a"]}},
+        "",
+    ),
+    "trained parameters without a known model": (
+        {"model": {"hints": {**HINTS, "trainedParameters": 5}}, "trainer": {"command": ["a"]}},
+        "hints.trainedParameters is for hints.like",
     ),
     "more frozen bytes in pairs than in all": (
         {"model": {"hints": {**HINTS, "activationBytesPerSample": 9, "frozenBytes": 8, "pairs": {**PAIRS, "frozenBytes": 9}}},

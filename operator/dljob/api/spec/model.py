@@ -133,10 +133,18 @@ class ModelHints(ApiModel):
         ),
         Rule(
             "frozenBytes",
-            "!has(self.frozenBytes) || self.frozenBytes == 0 || has(self.parameters)",
-            "hints.like means a model of which all parameters are trained: set hints.parameters and "
-            "hints.flopsPerSample as python -m dltrain.profile prints them, or remove hints.frozenBytes",
-            lambda h: not h.frozen_bytes or h.parameters is not None,
+            "!has(self.frozenBytes) || self.frozenBytes == 0 || has(self.parameters) || has(self.trainedParameters)",
+            "hints.like means a model of which all parameters are trained: set hints.trainedParameters, or remove "
+            "hints.frozenBytes. Or set hints.parameters and hints.flopsPerSample as python -m dltrain.profile prints "
+            "them",
+            lambda h: not h.frozen_bytes or h.parameters is not None or h.trained_parameters is not None,
+        ),
+        Rule(
+            "trainedParameters",
+            "!has(self.trainedParameters) || has(self.like)",
+            "hints.trainedParameters is for hints.like: set like, or remove trainedParameters, because "
+            "hints.parameters already is the number of trained parameters",
+            lambda h: h.trained_parameters is None or h.like is not None,
         ),
         Rule(
             "denseOutputBytesPerSample",
@@ -186,6 +194,16 @@ class ModelHints(ApiModel):
             description="A known model with about the same cost as yours, instead of figures. Its cost is for samples "
             "of the usual size: images of 224 x 224; sequences of 512 tokens for BERT, 1024 for GPT-2, 4096 for "
             "Llama 2, and 8192 for Llama 3."
+        ),
+    ] = None
+    trained_parameters: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**15,
+            description="With like, if the parameters of the known model are frozen: the number of parameters that are "
+            "trained in addition, such as those of LoRA. frozenBytes is then the size of the frozen ones (default: "
+            "float32).",
         ),
     ] = None
     parameters: Annotated[int | None, Field(ge=1, le=10**15, description="Number of trainable parameters.")] = None

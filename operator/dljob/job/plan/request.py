@@ -118,6 +118,7 @@ def planner_request(
         profile=profile_key(spec),
         dataset=spec.dataset.name.value if spec.dataset.name else None,
         like=hints.like.value if hints and hints.like else None,
+        trained_parameters=hints.trained_parameters if hints else None,
         parameters=hints.parameters if hints else None,
         flops_per_sample=hints.flops_per_sample if hints else None,
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,

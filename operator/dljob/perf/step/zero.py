@@ -12,13 +12,12 @@ So with one micro-batch, stage 3 sends 1.5 times the bytes of data parallelism. 
 3 repeat it for each micro-batch, because no rank has room for all gradients.
 """
 
-from collections.abc import Sequence
 from math import ceil
 from typing import Literal
 
 from dljob.perf.step.communication import Link, scatter_gather_s
 from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
-from dljob.perf.workload.layer import Layer, modules_of
+from dljob.perf.workload.layer import largest_unit
 from dljob.perf.workload.workload import HALF_NBYTES, HINTED, REAL_NBYTES, Workload
 
 Stage = Literal[0, 1, 2, 3]
@@ -38,16 +37,8 @@ def unit_parameters(workload: Workload) -> int:
     if that is larger. If the layers are not known, the fraction of all parameters is the user's, or ``UNKNOWN_UNIT``.
     """
     hinted = workload.name == HINTED
-    largest = ceil(_unit_part(workload) * workload.parameters) if hinted else _largest_unit(workload.layers)
+    largest = ceil(_unit_part(workload) * workload.parameters) if hinted else largest_unit(workload.layers)
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
-
-
-def _largest_unit(layers: Sequence[Layer]) -> int:
-    blocks = [module for module in modules_of(layers) if any(layer.recomputable for layer in module)]
-    if not blocks:
-        return max((layer.parameters for layer in layers), default=0)
-    sizes = [sum(layer.parameters for layer in block) for block in blocks]
-    return max(*sizes, sum(layer.parameters for layer in layers) - sum(sizes))
 
 
 def _unit_part(workload: Workload) -> float:
@@ -133,7 +124,8 @@ def exposed_communication_s(
         return float(k * exposed_s(scatter_s, micro_batch_s, parts, overlap) + gather_s)
     parts = units(workload)
     scatter_s, _ = scatter_gather_s(gradient, n, link, parts, nodes)
-    _, gather_s = scatter_gather_s(float(element_nbytes(workload) * workload.parameters), n, link, parts, nodes)
+    gathered = workload.parameters + workload.frozen_nbytes / REAL_NBYTES  # frozen parameters are gathered, too
+    _, gather_s = scatter_gather_s(element_nbytes(workload) * gathered, n, link, parts, nodes)
     whole_s = float(2 * gather_s + scatter_s)
     hidden_s = overlap * micro_batch_s * (parts - 1) / parts
     return k * max(whole_s - hidden_s, whole_s / parts)

@@ -1,6 +1,6 @@
 """Cost of one layer of a network, and the modules that layers form."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -64,3 +64,15 @@ def modules_of(layers: Iterable[Layer]) -> list[list[Layer]]:
         else:
             found.append([layer])
     return found
+
+
+def largest_unit(layers: Sequence[Layer]) -> int:
+    """Return the parameters of the largest module that ranks gather at once when they shard the model.
+
+    These modules are the blocks, and everything outside of them together. Without blocks, it is the largest layer.
+    """
+    blocks = [module for module in modules_of(layers) if any(layer.recomputable for layer in module)]
+    if not blocks:
+        return max((layer.parameters for layer in layers), default=0)
+    sizes = [sum(layer.parameters for layer in block) for block in blocks]
+    return max(*sizes, sum(layer.parameters for layer in layers) - sum(sizes))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from dljob.perf.step import input_data
+from dljob.perf.workload.frozen import with_frozen_base
 from dljob.perf.workload.observed import observed
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
 from dljob.planner.types import Request
@@ -37,6 +38,8 @@ def _described(request: Request) -> Workload:
         return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))
     if request.like is not None:
         known = reference(request.like, request.optimizer, request.momentum)
+        if request.trained_parameters is not None:
+            known = with_frozen_base(known, request.trained_parameters, request.frozen_nbytes)
         return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
     if request.model is None:
         raise ValueError(

@@ -83,6 +83,8 @@ class Request:
     """Name of a built-in dataset, whose samples determine the cost of built-in models; None: the model's default."""
     like: str | None = None
     """Name of a model in ``perf.workload.references`` that costs as much as the job's own model; None if unset."""
+    trained_parameters: int | None = None
+    """Number of trained parameters beside those of ``like``, which are then frozen; None if ``like`` is trained."""
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
@@ -100,7 +102,8 @@ class Request:
     """Parameters, also frozen ones, of the largest module that ranks gather with strategy Sharded, of a model that only
     figures describe; None if it is unknown."""
     frozen_nbytes: int = 0
-    """Bytes of the parameters that are not trained, of a model that only figures describe."""
+    """Bytes of the parameters that are not trained, of a model that only figures describe, or of ``like`` with
+    ``trained_parameters``, where 0 means that they are float32."""
     pairs: StatedPairs | None = None
     """What tensor parallelism splits of a model that only figures describe; None if it is unknown."""
     reuses_blocks: bool = False

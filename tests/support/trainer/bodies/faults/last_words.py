@@ -15,7 +15,7 @@ from dlcontract import AGENT_PORT, CheckpointMark, ModelRef, RankMeasure
 from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host.processes import Reaper
-from dltrain.protocol.agent_messages import PodMemoryPeak, RankEnded, RankUp, RankUpdate
+from dltrain.protocol.agent_messages import PodMemoryPeak, RankEnded, RankStarved, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import EXIT_STOPPED, Checkpointed, Hello, Step
 from dltrain.protocol.reporter import RankReporter
 from support.trainer.plans import make_plan
@@ -58,7 +58,8 @@ async def agent() -> None:
     local.stop(10.0, progressed=True)
     received = []
     while not isinstance(event := await events.get(), RankEnded):
-        if isinstance(event, PodMemoryPeak):  # The agent sends this by itself, whenever the peak has grown.
+        # The agent sends these by itself: when the peak has grown, and when others keep the processors busy.
+        if isinstance(event, PodMemoryPeak | RankStarved):
             continue
         received.append(event.message.type if isinstance(event, RankUpdate) else event.type)
     print(received, event.exit_code, flush=True)
