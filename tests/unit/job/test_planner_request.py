@@ -144,7 +144,7 @@ SCRIPT = {
         (SCRIPT | {"parallelism": {"microBatches": 2}}, False, 2),
         (SCRIPT | {"trainer": {"command": ["a"], "framework": "Torchrun"}}, False, 1),
         (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}}, False, 1),
-        (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}, "parallelism": {"microBatches": 2}}, False, 1),
+        (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}, "parallelism": {"microBatches": 2}}, False, 2),
     ],
 )
 def test_only_built_in_models_and_scripts_that_opt_in_get_micro_batches(

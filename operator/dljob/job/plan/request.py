@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from dlcontract import COLLECTIVES, CollectiveName, Plan
 from dlcontract import Precision as PlannedPrecision
@@ -306,7 +307,7 @@ class Computation:
     ``strategy``: the parallelism strategy. ``recomputes``: True with activation checkpointing.
     """
 
-    strategy: str
+    strategy: Literal["Data", "Optimizer", "Sharded", "Pipeline", "Tensor"]
     micro_batches: int
     precision: PlannedPrecision
     recomputes: bool
@@ -320,7 +321,8 @@ def computation(spec: DLJobSpec, plan: Plan) -> Computation:
     if spec.trainer.framework not in _REDUCED_BY_SCRIPT:
         return Computation(plan.parallelism, plan.micro_batches, plan.precision, plan.activation_checkpointing)
     always = spec.activation_checkpointing is ActivationCheckpointing.ALWAYS
-    strategy = (
-        ParallelismStrategy.DATA if spec.parallelism.strategy is ParallelismStrategy.AUTO else spec.parallelism.strategy
-    )
-    return Computation(strategy.value, micro_batches(spec), precision(spec) or "FP32", always)
+    asked = spec.parallelism.strategy
+    strategy: Literal["Data", "Optimizer", "Sharded"] = "Data"
+    if asked is ParallelismStrategy.SHARDED or asked is ParallelismStrategy.OPTIMIZER:
+        strategy = "Sharded" if asked is ParallelismStrategy.SHARDED else "Optimizer"
+    return Computation(strategy, micro_batches(spec), precision(spec) or "FP32", always)
