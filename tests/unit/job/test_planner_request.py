@@ -145,6 +145,11 @@ SCRIPT = {
         (SCRIPT | {"trainer": {"command": ["a"], "framework": "Torchrun"}}, False, 1),
         (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}}, False, 1),
         (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}, "parallelism": {"microBatches": 2}}, False, 2),
+        (
+            {"model": None, "trainer": {"command": ["a"], "framework": "MPI"}, "parallelism": {"microBatches": 2}},
+            False,
+            1,
+        ),
     ],
 )
 def test_only_built_in_models_and_scripts_that_opt_in_get_micro_batches(

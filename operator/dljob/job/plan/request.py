@@ -296,6 +296,8 @@ def micro_batches(spec: DLJobSpec) -> int:
     choose more (``Request.may_divide_further``). The result is at most the global batch size, because each micro-batch
     needs at least one sample.
     """
+    if spec.trainer.framework in _REDUCED_BY_SCRIPT and not spec.model.given:
+        return 1  # What an earlier run has shown is of whole steps.
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)
 
