@@ -70,6 +70,43 @@ def test_plan_of_a_script_that_shards() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "width", "layers", "measured_mib"),
+    [
+        (2, 128, 8, 364),
+        (2, 256, 30, 420),
+        (2, 512, 8, 481),
+        (2, 1024, 8, 719),
+        (4, 1024, 8, 599),
+        (2, 870, 30, 948),
+        (2, 1700, 8, 1469),
+        (2, 2600, 6, 1775),
+        (2, 3000, 5, 884),
+    ],
+)
+def test_scripts_that_shard_on_cpus_get_the_memory_that_they_need(
+    ranks: int, width: int, layers: int, measured_mib: int
+) -> None:
+    """Fixed bug: a pod reached its limit. Peaks of private memory of linear layers, each sharded by ``fully_shard``,
+    with AdamW and 2 micro-batches of 32 samples (docs/design/0016)."""
+    parameters = layers * width * (width + 1) + 10 * (width + 1)
+    hints = {
+        "parameters": parameters, "flopsPerSample": 6 * parameters, "activationBytesPerSample": 8 * layers * width,
+    }  # fmt: skip
+    changes: Json = {
+        "model": {"hints": hints},
+        "dataset": {"uri": "file:///made", "samples": 10**5, "sampleBytes": 4 * width},
+        "globalBatchSize": 64 * ranks,
+        "nodes": {"min": ranks, "max": ranks},
+        "parallelism": {"strategy": "Sharded", "microBatches": 2},
+        "checkpoint": {"enabled": False},
+    }
+    request = planner_request("job", DLJobSpec.model_validate(LLAMA | changes))
+    found = plan(request, cluster_view({"nodes": [{"name": "c", "count": 4, "cpu": 8, "memory": "32Gi"}]}), {})
+    assert isinstance(found, Decision), found
+    assert found.chosen.prediction.memory_nbytes >= measured_mib * 2**20
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"precision": "BF16"},

@@ -18,7 +18,7 @@ from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import zero
 from dljob.perf.step.compute import active_part
-from dljob.perf.workload.workload import REAL_NBYTES, Workload
+from dljob.perf.workload.workload import HINTED, REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
@@ -26,6 +26,14 @@ from dljob.planner.candidates.strategies.measured_steps import NO_EVIDENCE, evid
 from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of, step_s_of
 from dljob.planner.types import Prediction, Request
 from dljob.planner.types.texts import rate
+
+SCATTERED = 8.0
+"""Bytes that the heap of a rank of ``fully_shard`` on CPUs loses for a byte of the model's parameters.
+
+A gathered unit has another place in each step, and its freed block is too small for the next unit (docs/design/0016).
+The trainer sets how torch allocates (``dltrain.host.heap``), but not for scripts that reduce by themselves."""
+MAPPED_NBYTES = 32 * 2**20
+"""Size in bytes above which glibc never places a tensor in the heap."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def held_nbytes(
     ``stage``: stage of ZeRO, which says what the ranks shard. ``samples``: samples of a rank in a micro-batch. With
     stage 3 on CPUs, it is the larger of two amounts: that of the start, when each rank creates the whole model before
     it keeps a part (``_created_nbytes``), and that of training with the copy of the part that it writes to a
-    checkpoint.
+    checkpoint, and what the heap loses (``_lost_nbytes``).
     """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
@@ -64,7 +72,17 @@ def held_nbytes(
     part = (REAL_NBYTES * workload.parameters + workload.frozen_nbytes) / ranks
     created, loading = _created_nbytes(workload, ranks, request)
     whole += memory.MARGIN * max(created + part, loading)
-    return max(whole, training + memory.MARGIN * copied_nbytes(workload, ranks, request))
+    return max(
+        whole, training + memory.MARGIN * copied_nbytes(workload, ranks, request) + _lost_nbytes(workload, request)
+    )
+
+
+def _lost_nbytes(workload: Workload, request: Request) -> float:
+    """Return the bytes that the heap of a rank on CPUs loses between the units that it gathers."""
+    known = workload.name != HINTED or workload.stated_unit is not None
+    if not request.reduced_by_script or (known and zero.unit_nbytes(workload) > MAPPED_NBYTES):
+        return 0.0
+    return SCATTERED * (REAL_NBYTES * workload.parameters + workload.frozen_nbytes)
 
 
 def _created_nbytes(workload: Workload, ranks: int, request: Request) -> tuple[float, float]:
