@@ -26,15 +26,31 @@ NET = ReferenceNet(
     (),
 )  # fmt: skip
 MEASURE = f"""
+import os
 from functools import partial
+from pathlib import Path
 import torch
 from benchmarks.perfmodel.structure_regression import measured
 from dlcontract.hardware import ReferenceNet
 from dltrain.hardware_probe.structures import first_step, prepare
+from dltrain.host.cgroup import numbers
+
+def private_nbytes(field):
+    now = numbers(Path("/proc/self/status"))
+    return 1024 * (now[field] - now["RssFile:"])
+
 torch.set_num_threads(1)
 prepare()
 found = [measured(partial(first_step, {NET!r})) for _ in range(3)]
-print(min(one.cpu_s for one in found), found[0].grown_nbytes)
+print(min(one.cpu_s for one in found), found[0].grown_nbytes, flush=True)
+if os.fork() == 0:
+    before = private_nbytes("VmRSS:")
+    step = first_step({NET!r})
+    for _ in range(8):
+        step()
+    print(private_nbytes("VmHWM:") - before, flush=True)
+    os._exit(0)
+os.wait()
 """
 """Runs in a new process, because forks hang after PyTorch has computed with threads. The minimum of three CPU times is
 used, because other work on the machine and threads that wait for each other only add to the CPU time."""
@@ -43,12 +59,15 @@ used, because other work on the machine and threads that wait for each other onl
 def test_network_matches_its_predicted_time_and_memory() -> None:
     ended = run([sys.executable, "-c", MEASURE], PYTHONPATH=os.pathsep.join(sys.path))
     assert ended.code == 0, ended.output
-    cpu_s, grown_nbytes = map(float, ended.output.split()[-2:])
+    cpu_s, grown_nbytes, private_nbytes = map(float, ended.output.split()[-3:])
     work, batch = workload_of(NET), NET.batches[0]
     predicted_s = structure.total(structure.time_terms(work, batch), structure.TIME_S)
     assert predicted_s / 10 < cpu_s < predicted_s * 10
     grown = structure.total(structure.growth_terms(work, batch), structure.GROWTH)
-    assert grown / 3 < grown_nbytes < memory.GROWTH_MARGIN * grown
+    # Pods need private memory. In the growth that the probe measures, pages of libraries count as well, which pods share
+    # and the kernel can drop. How many it maps differs between machines: 76 MB of 125 on one where this test failed.
+    assert grown / 3 < private_nbytes < memory.GROWTH_MARGIN * grown
+    assert private_nbytes < 1.05 * grown_nbytes, "plans that use the probe never count less than what pods need"
 
 
 def test_regression_predicts_measurements_made_with_its_formula(tmp_path: Path) -> None:
