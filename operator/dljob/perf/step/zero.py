@@ -41,6 +41,11 @@ def unit_parameters(workload: Workload) -> int:
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
 
 
+def knows_units(workload: Workload) -> bool:
+    """Return False if the size of a unit is assumed, because neither the layers nor the user say it."""
+    return workload.name != HINTED or workload.stated_unit is not None
+
+
 def _unit_part(workload: Workload) -> float:
     return UNKNOWN_UNIT if workload.stated_unit is None else min(1.0, workload.stated_unit)
 

@@ -9,8 +9,8 @@ from math import inf
 
 from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
-from dljob.perf.step.zero import UNKNOWN_UNIT
-from dljob.perf.workload.workload import HINTED, Workload, in_precision, recomputing
+from dljob.perf.step.zero import UNKNOWN_UNIT, knows_units
+from dljob.perf.workload.workload import Workload, in_precision, recomputing
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
 from dljob.planner.candidates.node_layout import layouts, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool, excluded, wanted
@@ -254,7 +254,7 @@ def _too_large_parts(request: Request, typed: Sequence[Workload], pool: Pool, wr
         return _too_little_for_models(request, workload, pool, wrong) or wrong
     mostly_state = none > one / 2
     field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
-    unknown = mostly_state and workload.name == HINTED and workload.stated_unit is None
+    unknown = mostly_state and not knows_units(workload)
     units = (
         f" (hints have no layers, so {UNKNOWN_UNIT:.0%} of the parameters are assumed to be gathered at once, unless "
         "spec.model.hints.largestUnitParameters says how many)"

@@ -106,6 +106,25 @@ def test_scripts_that_shard_on_cpus_get_the_memory_that_they_need(
     assert found.chosen.prediction.memory_nbytes >= measured_mib * 2**20
 
 
+@pytest.mark.parametrize(("precision", "measured_mib"), [("FP32", 916), ("BF16", 1302)])
+def test_units_that_are_gathered_in_16_bits_fit_into_the_heap_twice_as_large(precision: str, measured_mib: int) -> None:
+    """Fixed bug: units of 48 MiB counted as too large for the heap, but FSDP gathers 24 MiB of them in bfloat16."""
+    unit = 12_593_152
+    hints = {
+        "parameters": 3 * unit, "largestUnitParameters": unit, "flopsPerSample": 18 * unit,
+        "activationBytesPerSample": 135_168,
+    }  # fmt: skip
+    changes: Json = SMALL | {
+        "model": {"hints": hints}, "dataset": {"uri": "file:///made", "samples": 10**5, "sampleBytes": 4096},
+        "globalBatchSize": 128, "precision": precision, "parallelism": {"strategy": "Sharded", "microBatches": 2},
+        "checkpoint": {"enabled": False},
+    }  # fmt: skip
+    request = planner_request("job", DLJobSpec.model_validate(LLAMA | changes))
+    found = plan(request, cluster_view({"nodes": [{"name": "c", "count": 4, "cpu": 8, "memory": "32Gi"}]}), {})
+    assert isinstance(found, Decision), found
+    assert found.chosen.prediction.memory_nbytes >= measured_mib * 2**20
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -18,7 +18,7 @@ from dljob.cluster.catalogue import Device
 from dljob.perf.resources import memory
 from dljob.perf.step import zero
 from dljob.perf.step.compute import active_part
-from dljob.perf.workload.workload import HINTED, REAL_NBYTES, Workload
+from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
@@ -79,8 +79,8 @@ def held_nbytes(
 
 def _lost_nbytes(workload: Workload, request: Request) -> float:
     """Return the bytes that the heap of a rank on CPUs loses between the units that it gathers."""
-    known = workload.name != HINTED or workload.stated_unit is not None
-    if not request.reduced_by_script or (known and zero.unit_nbytes(workload) > MAPPED_NBYTES):
+    gathered = zero.unit_nbytes(workload) * zero.element_nbytes(workload) / REAL_NBYTES
+    if not request.reduced_by_script or (zero.knows_units(workload) and gathered > MAPPED_NBYTES):
         return 0.0
     return SCATTERED * (REAL_NBYTES * workload.parameters + workload.frozen_nbytes)
 
